@@ -1,0 +1,57 @@
+"""What one layer holds, kvfold's own or transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from kvfold.cache.layer import CacheLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Tokens and bytes of one layer."""
+
+    rows: int
+    """Rows of the batch."""
+    kept: int
+    """Most tokens that a row holds."""
+    bytes_held: int
+    """All its tensors."""
+    bytes_index: int
+    """The part that is positions and statistics."""
+    bytes_full: int
+    """Keys and values a full layer would hold."""
+
+
+def contents_of(layer: object) -> Contents | None:
+    """Count a layer; None when it holds nothing, or nothing that kvfold knows."""
+    if isinstance(layer, CacheLayer) and not layer.slots.is_empty:
+        return _own(layer)
+    if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
+        return _native(layer.keys, layer.values)
+    return None
+
+
+def _own(layer: CacheLayer) -> Contents:
+    slots = layer.slots
+    token = _token_bytes(slots.keys, slots.values)
+    return Contents(
+        rows=slots.keys.shape[0],
+        kept=int(slots.counts.max()),
+        bytes_held=slots.nbytes,
+        bytes_index=slots.nbytes - slots.capacity * token,
+        bytes_full=layer.seen * token,
+    )
+
+
+def _native(keys: torch.Tensor, values: torch.Tensor) -> Contents:
+    held = keys.nbytes + values.nbytes
+    return Contents(keys.shape[0], keys.shape[2], held, 0, held)
+
+
+def _token_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:
+    """Keys and values of one token of every row."""
+    return sum(t[:, :, 0].numel() * t.element_size() for t in (keys, values))

@@ -1,0 +1,307 @@
+"""One layer of a cache: the contract with transformers, and attention over what is held.
+
+A layer has a logical length (tokens seen) and a physical one (slots in use). transformers is told
+the logical one wherever it asks for positions; masks are evaluated by the layer itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from kvfold.attention import LazyMask, Scoring, hand_over
+from kvfold.attention.grouped import (
+    attention_probabilities,
+    blockwise_attention,
+    causal_attention,
+    weigh_values,
+)
+from kvfold.cache.slots import Slots
+from kvfold.errors import ConfigError, UnsupportedModelError
+from kvfold.ops.selection import EMPTY
+
+_HEADROOM = 16
+"""A growing layer allocates 1/16 more than it needs, at least 16 slots."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """What one layer is given in one forward."""
+
+    query: torch.Tensor
+    """`[B, H, Q, D]`, rotated."""
+    mask: LazyMask
+    """Which keys a query sees."""
+    positions: torch.Tensor
+    """Logical positions of the queries, `[B, Q]` or `[1, Q]`; negative for padding."""
+    scoring: Scoring
+    """How the model makes scores."""
+
+
+class CacheLayer(CacheLayerMixin):
+    """Keeps every token, in slots that are appended to without copying the rest.
+
+    Layers that keep less derive from it and override `_insert` and `_settle`.
+    """
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self, slots: Slots | None = None) -> None:
+        """Start empty.
+
+        Args:
+            slots: Where tokens stand; by default plain storage shared by all kv heads.
+        """
+        self.slots = Slots(shared=True) if slots is None else slots
+        self.seen = 0
+        self.lengths: torch.Tensor | None = None
+        self.has_evicted = False
+        self._inserted: slice | torch.Tensor = slice(0, 0)
+        self._awaits_attention = False
+
+    # What transformers reads ------------------------------------------------------------------
+
+    # The base class keeps plain attributes; here they are views that follow the slots.
+    @property
+    def keys(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """`[B, G, T, D]`, None before the first token."""
+        return None if self.slots.is_empty else self.slots.keys
+
+    @property
+    def values(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """`[B, G, T, D]`, None before the first token."""
+        return None if self.slots.is_empty else self.slots.values
+
+    @property
+    def is_initialized(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a token was ever stored."""
+        return not self.slots.is_empty
+
+    @property
+    def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the newest tokens can always be taken back."""
+        return True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to prepare: the first tokens give the shape."""
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, not tokens held."""
+        return self.seen
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Slots and offset, as if the held tokens were the newest."""
+        held = len(self.slots)
+        return held + query_length, self.seen - held
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new tokens and hand the layer to the attention call that follows.
+
+        Args:
+            key_states: `[B, G, N, D]`, rotated.
+            value_states: `[B, G, N, D]`.
+            *args: Ignored.
+            **kwargs: What transformers passes on to the attention function.
+
+        Returns:
+            Keys and values of all slots in use.
+        """
+        if self._awaits_attention:
+            raise UnsupportedModelError(
+                "the last forward updated this cache but never reached kvfold's attention: keep "
+                "the model attached (kvfold.attach) while it is used with a kvfold cache"
+            )
+        self._check_batch(key_states)
+        self._inserted = self._insert(key_states, value_states)
+        self.seen += key_states.shape[2]
+        self._awaits_attention = True
+        keys, values = self.slots.keys, self.slots.values
+        hand_over(self, keys, kwargs)
+        return keys, values
+
+    def _check_batch(self, keys: torch.Tensor) -> None:
+        rows = keys.shape[0] if self.slots.is_empty else self.slots.keys.shape[0]
+        if keys.shape[0] != rows:
+            raise ConfigError(
+                f"the cache holds {rows} rows but the input has {keys.shape[0]}: use one cache a "
+                "batch, or batch_repeat_interleave / batch_select_indices"
+            )
+
+    # Attention --------------------------------------------------------------------------------
+
+    @property
+    def row_lengths(self) -> int | torch.Tensor:
+        """Tokens seen by each row: one number, or one a row `[B]` where there was padding."""
+        return self.seen if self.lengths is None else self.lengths
+
+    def attend(
+        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
+    ) -> torch.Tensor:
+        """Attention of new queries over the slots in use.
+
+        Args:
+            query: `[B, H, Q, D]`, rotated.
+            mask: The model's rule; plain causality without it.
+            scoring: How the model makes scores.
+
+        Returns:
+            `[B, H, Q, D]`.
+
+        Raises:
+            ConfigError: For a dense mask.
+        """
+        self._awaits_attention = False
+        count = query.shape[2]
+        if mask is None:
+            mask = LazyMask(self.seen - count, count)
+        if not isinstance(mask, LazyMask):
+            raise ConfigError(
+                "kvfold cannot use a prepared 4-dimensional attention mask: pass the "
+                "2-dimensional attention_mask of tokens and padding"
+            )
+        positions = self._place(mask, count)
+        forward = Forward(query, mask, positions, scoring)
+        output = self._attend_one(forward) if count == 1 else self._attend_many(forward)
+        self._settle(forward)
+        return output
+
+    def _place(self, mask: LazyMask, count: int) -> torch.Tensor:
+        """Give the new tokens their logical positions `[B, N]` (or `[1, N]`)."""
+        tokens, start = mask.new_tokens(), self.seen - count
+        if self.lengths is None and tokens is not None and not bool(tokens.all()):
+            self.lengths = torch.full((tokens.shape[0],), start, device=tokens.device)
+        if self.lengths is None:
+            device = self.slots.positions.device
+            positions = torch.arange(start, self.seen, device=device)[None]
+        else:
+            if tokens is None:
+                tokens = self.lengths.new_ones((len(self.lengths), count), dtype=torch.bool)
+            positions = self.lengths[:, None] + tokens.cumsum(-1) - 1
+            positions = positions.masked_fill(~tokens, EMPTY)
+            self.lengths = self.lengths + tokens.sum(-1)
+        self.slots.place(self._inserted, positions)
+        return positions
+
+    def _all_visible(self, mask: LazyMask) -> bool:
+        """Whether a newest token sees every slot."""
+        return mask.is_causal and self.lengths is None
+
+    def _attend_one(self, forward: Forward) -> torch.Tensor:
+        slots, mask = self.slots, forward.mask
+        seen = None if self._all_visible(mask) else mask.visible(slots.positions, forward.positions)
+        probabilities = attention_probabilities(
+            forward.query, slots.keys, forward.scoring, visible=seen
+        )
+        self._observe(probabilities, forward.positions)
+        return weigh_values(probabilities, slots.values)
+
+    def _attend_many(self, forward: Forward) -> torch.Tensor:
+        query, scoring = forward.query, forward.scoring
+        keys, values = self.slots.keys, self.slots.values
+        first = query.shape[2] == keys.shape[2]
+        if first and scoring.is_plain and self._all_visible(forward.mask):
+            return causal_attention(query, keys, values, scaling=scoring.scaling)
+        return blockwise_attention(query, keys, values, scoring, self._visible(forward))
+
+    def _visible(self, forward: Forward) -> Callable[[int, int], torch.Tensor]:
+        """The mask of a range of the new queries; one for all heads where they see the same."""
+        mask, positions, held = forward.mask, forward.positions, self.slots.positions
+        if self._all_visible(mask):
+            # Whatever is held is older than the queries: only the new tokens' order matters.
+            past = positions.new_zeros(1, held.shape[2] - positions.shape[1])
+            held = torch.cat([past, positions], dim=1)[:, None]
+        return lambda start, end: mask.visible(held, positions[:, start:end])
+
+    def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
+        """Learn from the attention `[B, G, R, Q, T]` of new queries; a full cache does not."""
+
+    def _settle(self, forward: Forward) -> None:
+        """Act after attention; a full cache does not."""
+
+    # Storing ----------------------------------------------------------------------------------
+
+    def _insert(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
+        """Find slots for new tokens and write them there."""
+        total = len(self.slots) + keys.shape[2]
+        start = self.slots.append(keys, values, headroom=max(_HEADROOM, total // _HEADROOM))
+        return slice(start, total)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.slots = Slots(shared=self.slots.shared, fields=self.slots.names)
+        self.seen, self.lengths, self.has_evicted = 0, None, False
+        self._awaits_attention = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the newest tokens back.
+
+        Args:
+            tokens_to_remove: How many, as a negative number.
+
+        Raises:
+            ConfigError: When a token was evicted since: it cannot come back.
+        """
+        if tokens_to_remove > 0:
+            raise ConfigError(
+                f"crop({tokens_to_remove}) asks for a length: pass the number of newest tokens to "
+                "remove as a negative number"
+            )
+        if tokens_to_remove == 0 or self.slots.is_empty:
+            return
+        if self.has_evicted:
+            raise ConfigError(
+                "this cache has evicted tokens, which cannot come back: fork() it before the "
+                "tokens you may want to take back, or use method full"
+            )
+        self._drop_newest(min(-tokens_to_remove, self.seen))
+
+    def _drop_newest(self, count: int) -> None:
+        self.seen -= count
+        if self.lengths is None:
+            self.slots.truncate(len(self.slots) - count)
+            return
+        self.lengths = (self.lengths - count).clamp_min(0)
+        positions = self.slots.positions
+        positions.masked_fill_(positions >= self.lengths.view(-1, 1, 1), EMPTY)
+        if bool((positions[..., -count:] == EMPTY).all()):
+            self.slots.truncate(len(self.slots) - count)
+
+    # The batch --------------------------------------------------------------------------------
+
+    def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if not self.slots.is_empty:
+            self.slots.map(change)
+            self.lengths = None if self.lengths is None else change(self.lengths)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Take row `beam_idx[i]` as row i, `[B]`."""
+        self._change_rows(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self._change_rows(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some rows, `[K]` indices or a `[B]` mask."""
+        self._change_rows(lambda tensor: tensor[indices.to(tensor.device)])
+
+    def offload(self) -> None:
+        """Refuse: a layer attends to what it holds, where it holds it."""
+        raise ConfigError("a kvfold cache cannot be offloaded layer by layer: give it a budget")
+
+    def prefetch(self) -> None:
+        """Nothing is offloaded."""

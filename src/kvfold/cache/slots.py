@@ -1,0 +1,231 @@
+"""Where a layer's tokens stand: keys, values, positions and whatever a policy notes beside them.
+
+Attention does not care about the order of its keys, since they carry their own rotation. So a slot
+is only a place: a new token can take the place of an evicted one, and nothing is moved or copied
+while tokens are generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kvfold.ops.selection import EMPTY
+
+POSITION_DTYPE = torch.int32
+
+
+class Slots:
+    """Growing storage of one layer, `[B, G, T, D]` keys and values.
+
+    `positions` is `[B, P, T]`: P = G when every kv head keeps its own tokens, 1 when all keep the
+    same. `fields` are one number a slot and kv head, `[B, G, T]` in float32.
+    """
+
+    def __init__(self, *, shared: bool, fields: tuple[str, ...] = ()) -> None:
+        """Start empty; the first keys give the shape.
+
+        Args:
+            shared: Whether all kv heads keep the same tokens.
+            fields: Names of what a policy notes of each slot.
+        """
+        self.shared = shared
+        self.names = fields
+        self.length = 0
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        """Slots in use, the empty ones among them included."""
+        return self.length
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever stored."""
+        return not self._tensors
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """`[B, G, T, D]`, a view."""
+        return self._tensors["keys"].narrow(2, 0, self.length)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """`[B, G, T, D]`, a view."""
+        return self._tensors["values"].narrow(2, 0, self.length)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """`[B, P, T]`, a view; `EMPTY` where a slot holds no token."""
+        return self._tensors["positions"].narrow(2, 0, self.length)
+
+    def field(self, name: str) -> torch.Tensor:
+        """`[B, G, T]`, a view that may be written in place."""
+        return self._tensors[name].narrow(2, 0, self.length)
+
+    @property
+    def capacity(self) -> int:
+        """Slots that are allocated."""
+        return self._tensors["keys"].shape[2] if self._tensors else 0
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """Tokens that each row holds in a head, `[B]`."""
+        return (self.positions[:, 0] >= 0).sum(-1)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one more token of every row takes, its position and fields included."""
+        return sum(t[:, :, 0].numel() * t.element_size() for t in self._tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated by all tensors."""
+        return sum(t.numel() * t.element_size() for t in self._tensors.values())
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor, *, headroom: int) -> int:
+        """Put new tokens after the last slot; their positions are still `EMPTY`.
+
+        Args:
+            keys: `[B, G, N, D]`.
+            values: `[B, G, N, D]`.
+            headroom: Slots to allocate beyond what is needed, when more are needed at all.
+
+        Returns:
+            Index of the first new slot.
+        """
+        start, needed = self.length, self.length + keys.shape[2]
+        if self.is_empty:
+            self._start(keys, values, headroom)
+        elif needed > self.capacity:
+            self._grow(needed + headroom)
+        self.length = needed
+        if self._tensors["keys"] is not keys:
+            self.put(slice(start, needed), keys, values)
+        return start
+
+    def _start(self, keys: torch.Tensor, values: torch.Tensor, headroom: int) -> None:
+        batch, groups, count, _ = keys.shape
+        capacity = count + headroom
+        places = 1 if self.shared else groups
+        positions = torch.full((batch, places, capacity), EMPTY, dtype=POSITION_DTYPE)
+        self._tensors = {
+            # With nothing to add, the first keys are taken as they are: no copy of a long prompt.
+            "keys": keys if headroom == 0 else _resized(keys, capacity),
+            "values": values if headroom == 0 else _resized(values, capacity),
+            "positions": positions.to(keys.device),
+        }
+        for name in self.names:
+            self._tensors[name] = keys.new_zeros((batch, groups, capacity), dtype=torch.float32)
+
+    def _grow(self, capacity: int) -> None:
+        for name, tensor in self._tensors.items():
+            fill = EMPTY if name == "positions" else 0
+            self._tensors[name] = _resized(tensor, capacity, self.length, fill)
+
+    def extend(self, count: int) -> None:
+        """Bring `count` empty slots into use."""
+        if self.length + count > self.capacity:
+            self._grow(self.length + count)
+        self.length += count
+        self.clear(slice(self.length - count, self.length))
+
+    def clear(self, where: slice) -> None:
+        """Make slots empty."""
+        self._tensors["positions"][:, :, where] = EMPTY
+        for name in self.names:
+            self._tensors[name][:, :, where] = 0
+
+    def put(self, where: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write keys and values, and forget what was noted of the slots.
+
+        Args:
+            where: A range of slots, or one slot a row and place, `[B, P, 1]`.
+            keys: `[B, G, N, D]`, N = 1 for single slots.
+            values: `[B, G, N, D]`.
+        """
+        if isinstance(where, slice):
+            self._tensors["keys"][:, :, where] = keys
+            self._tensors["values"][:, :, where] = values
+            self.clear(where)
+            return
+        heads = where.expand(-1, keys.shape[1], -1)
+        for name, new in (("keys", keys), ("values", values)):
+            self._tensors[name].scatter_(2, heads[..., None].expand_as(new), new)
+        for name in self.names:
+            self._tensors[name].scatter_(2, heads, 0.0)
+
+    def place(self, where: slice | torch.Tensor, positions: torch.Tensor) -> None:
+        """Say which tokens stand in slots.
+
+        Args:
+            where: A range of slots, or one slot a row and place, `[B, P, 1]`.
+            positions: Logical positions, `[B, N]` or `[1, N]`; `EMPTY` for padding.
+        """
+        positions = positions.to(POSITION_DTYPE)
+        if isinstance(where, slice):
+            self._tensors["positions"][:, :, where] = positions[:, None]
+        else:
+            new = positions[:, None].expand_as(where)
+            self._tensors["positions"].scatter_(2, where, new)
+
+    def note(self, where: slice | torch.Tensor, name: str, numbers: torch.Tensor) -> None:
+        """Write a field of slots.
+
+        Args:
+            where: A range of slots, or one slot a row and place, `[B, P, 1]`.
+            name: The field.
+            numbers: `[B, G, N]`.
+        """
+        if isinstance(where, slice):
+            self._tensors[name][:, :, where] = numbers
+        else:
+            self._tensors[name].scatter_(2, where.expand_as(numbers), numbers.float())
+
+    def keep(self, indices: torch.Tensor, held: torch.Tensor) -> None:
+        """Keep some slots, in the order given, and free the memory of the others.
+
+        Args:
+            indices: Slots, `[B, P, K]`.
+            held: False where a row keeps fewer, `[B, P, K]`.
+        """
+        for name, tensor in self._tensors.items():
+            where = indices if name == "positions" else indices.expand(-1, tensor.shape[1], -1)
+            if tensor.ndim == 4:
+                where = where[..., None].expand(-1, -1, -1, tensor.shape[3])
+            self._tensors[name] = tensor.gather(2, where)
+        self._tensors["positions"].masked_fill_(~held, EMPTY)
+        self.length = indices.shape[2]
+
+    def truncate(self, length: int) -> None:
+        """Forget all slots from `length` on."""
+        self.clear(slice(length, self.length))
+        self.length = length
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a change of the batch dimension, or of the device, to every tensor."""
+        self._tensors = {name: change(tensor) for name, tensor in self._tensors.items()}
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by name, without the unused slots."""
+        for name, tensor in self._tensors.items():
+            yield name, tensor.narrow(2, 0, self.length)
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take the tensors of `state` back."""
+        self._tensors = dict(tensors)
+        self.length = tensors["keys"].shape[2]
+
+
+def _resized(
+    tensor: torch.Tensor, capacity: int, used: int | None = None, fill: float = 0
+) -> torch.Tensor:
+    """A copy of the used slots in a buffer of `capacity`; the rest is left as the system gives it.
+
+    Only what is later read before it is written, positions and fields, needs filling.
+    """
+    used = tensor.shape[2] if used is None else used
+    shape = (*tensor.shape[:2], capacity, *tensor.shape[3:])
+    buffer = tensor.new_empty(shape) if tensor.ndim == 4 else tensor.new_full(shape, fill)
+    buffer[:, :, :used] = tensor[:, :, :used]
+    return buffer

@@ -1,0 +1,146 @@
+"""A cache on disk: one safetensors file that knows the model it belongs to."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from kvfold.cache.cache import CacheSpec, KVCache
+from kvfold.cache.layer import CacheLayer
+from kvfold.errors import ArtifactError
+from kvfold.models import fingerprint
+
+FORMAT = 1
+"""Version of the file format."""
+
+Build = Callable[[PreTrainedModel, CacheSpec], KVCache]
+
+
+def save_cache(cache: KVCache, path: str | Path) -> None:
+    """Write a cache under a temporary name, then rename it.
+
+    Raises:
+        ArtifactError: When the model is gone, or the file cannot be written.
+    """
+    if cache.model is None:
+        raise ArtifactError("the cache's model no longer exists: save it while the model does")
+    record = {
+        "format": FORMAT,
+        "fingerprint": fingerprint(cache.model),
+        "spec": asdict(cache.spec),
+        "layers": [_facts(layer) for layer in cache.layers],
+    }
+    tensors = {
+        f"{index}.{name}": tensor.contiguous()
+        for index, layer in enumerate(cache.layers)
+        for name, tensor in _tensors(layer).items()
+    }
+    _write(tensors, {"kvfold": json.dumps(record)}, Path(path))
+
+
+def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        save_file(tensors, temporary, metadata=metadata)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(
+            f"cannot write {path} ({error}): choose a folder that exists, may be written and has "
+            "room"
+        ) from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCache:
+    """Read a cache back for the model it was made with.
+
+    Args:
+        path: A file written by `save_cache`.
+        model: The same model, attached.
+        build: Makes an empty cache from its description.
+
+    Raises:
+        ArtifactError: When the file is missing, damaged, of another format or model.
+    """
+    record, tensors = _read(Path(path), model.device)
+    if record.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{path} has cache format {record.get('format')}, this version reads {FORMAT}: "
+            "write the cache again"
+        )
+    if record["fingerprint"] != fingerprint(model):
+        raise ArtifactError(
+            f"{path} was written with another model: load that model, or prefill again"
+        )
+    try:
+        cache = build(model, CacheSpec(**record["spec"]))
+        for index, (layer, facts) in enumerate(zip(cache.layers, record["layers"], strict=True)):
+            _restore(layer, facts, _of_layer(tensors, index))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is not a whole kvfold cache ({error}): write it again") from (
+            error
+        )
+    return cache
+
+
+def _read(path: Path, device: torch.device) -> tuple[dict, dict[str, torch.Tensor]]:
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            record = json.loads((file.metadata() or {})["kvfold"])
+            return record, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ArtifactError(f"there is no file {path}: check the name") from error
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} is damaged or not a kvfold cache ({error}): write it again"
+        ) from error
+
+
+def _of_layer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
+    prefix = f"{index}."
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _facts(layer: object) -> dict[str, object]:
+    if isinstance(layer, CacheLayer):
+        return {"seen": layer.seen, "has_evicted": layer.has_evicted}
+    return {"seen": getattr(layer, "cumulative_length", None)}
+
+
+def _tensors(layer: object) -> dict[str, torch.Tensor]:
+    if isinstance(layer, CacheLayer):
+        tensors = dict(layer.slots.state())
+        return tensors if layer.lengths is None else tensors | {"lengths": layer.lengths}
+    if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
+        return {"keys": layer.keys, "values": layer.values}
+    return {}
+
+
+def _restore(layer: object, facts: dict, tensors: dict[str, torch.Tensor]) -> None:
+    if not tensors:
+        return
+    if isinstance(layer, CacheLayer):
+        layer.lengths = tensors.pop("lengths", None)
+        layer.slots.load(tensors)
+        layer.seen, layer.has_evicted = facts["seen"], facts["has_evicted"]
+        return
+    if not isinstance(layer, DynamicLayer):
+        raise TypeError(f"a {type(layer).__name__} cannot be read back")
+    layer.lazy_initialization(tensors["keys"], tensors["values"])
+    layer.keys, layer.values = tensors["keys"], tensors["values"]
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        layer.cumulative_length = facts["seen"]

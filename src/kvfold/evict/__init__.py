@@ -1,0 +1,27 @@
+"""Eviction: keep B tokens of each layer, chosen by a policy."""
+
+import kvfold.evict.policies  # noqa: F401 - registers the policies
+from kvfold.evict.build import build_cache, register_methods
+from kvfold.evict.layer import EvictingLayer, Eviction
+from kvfold.evict.policy import (
+    POLICIES,
+    NewTokens,
+    Observation,
+    Policy,
+    Scope,
+    register_policy,
+)
+
+register_methods()
+
+__all__ = [
+    "POLICIES",
+    "EvictingLayer",
+    "Eviction",
+    "NewTokens",
+    "Observation",
+    "Policy",
+    "Scope",
+    "build_cache",
+    "register_policy",
+]

@@ -1,0 +1,103 @@
+"""From a policy's name and options to a cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from typing import get_args
+
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from kvfold.budget import Budget
+from kvfold.cache.cache import CacheSpec, KVCache
+from kvfold.cache.methods import METHODS, Method
+from kvfold.errors import BudgetError, ConfigError
+from kvfold.evict.layer import EvictingLayer, Eviction
+from kvfold.evict.policy import POLICIES, Policy, Scope
+from kvfold.evict.token_scope import act_on_all_layers
+
+DEFAULT_BUDGET = Budget(0.25, "ratio")
+"""The share kept when none is named."""
+SINKS = 4
+"""First tokens that stay by default (StreamingLLM)."""
+RECENT = 32
+"""Last tokens that stay by default (SnapKV's window)."""
+
+_COMMON = ("scope", "sinks", "recent")
+_log = logging.getLogger(__name__)
+
+
+def build_cache(
+    model: PreTrainedModel, method: str, budget: Budget | None, options: dict[str, object]
+) -> KVCache:
+    """Build an empty cache that evicts by a policy.
+
+    Args:
+        model: An attached model.
+        method: The policy's registered name.
+        budget: How much may stay; a quarter without it, everything for `full`.
+        options: `scope`, `sinks`, `recent`, and the policy's own.
+
+    Raises:
+        ConfigError: For an option the policy does not have, or a value it cannot use.
+        BudgetError: For a budget given to `full`.
+    """
+    policy = _policy(method, options)
+    if not policy.evicts and not (budget is None or budget.is_everything):
+        raise BudgetError(f"{method} keeps everything: leave the budget out, or name a method")
+    budget = budget or (DEFAULT_BUDGET if policy.evicts else Budget(1.0, "ratio"))
+    eviction = Eviction(
+        policy=policy,
+        budget=budget,
+        scope=_scope(method, policy, options.get("scope")),
+        sinks=_count(method, "sinks", options.get("sinks", SINKS)),
+        recent=_count(method, "recent", options.get("recent", RECENT)),
+        layers=_evicting_layers(model, method),
+    )
+    spec = CacheSpec(method, str(budget), eviction.scope, dict(options))
+    finish = act_on_all_layers if eviction.scope == "token" else None
+    return KVCache(model, spec, lambda: EvictingLayer(eviction), at_forward_end=finish)
+
+
+def _policy(method: str, options: dict[str, object]) -> Policy:
+    kind = POLICIES[method]
+    own = {field.name for field in fields(kind)}
+    unknown = sorted(set(options) - own - set(_COMMON))
+    if unknown:
+        allowed = ", ".join(sorted(own | set(_COMMON)))
+        raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
+    return kind(**{name: value for name, value in options.items() if name in own})
+
+
+def _scope(method: str, policy: Policy, scope: object) -> Scope:
+    if scope is None:
+        return policy.scopes[0]
+    for known in get_args(Scope):
+        if scope == known and known in policy.scopes:
+            return known
+    choices = ", ".join(policy.scopes)
+    raise ConfigError(f"{method} is not defined for scope {scope!r}: choose from {choices}")
+
+
+def _count(method: str, name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{method}: {name} is {value!r}, give a whole number of at least 0")
+    return value
+
+
+def _evicting_layers(model: PreTrainedModel, method: str) -> int:
+    layers = DynamicCache(config=model.config).layers
+    count = sum(type(layer) is DynamicLayer for layer in layers)
+    if count == 0 and POLICIES[method].evicts:
+        _log.warning(
+            "%s has no full-attention layer: %s has nothing to evict", type(model).__name__, method
+        )
+    return count
+
+
+def register_methods() -> None:
+    """Offer every policy as a method; doing it again changes nothing."""
+    for name in POLICIES:
+        if name not in METHODS:
+            METHODS.register(name, Method(build_cache, POLICIES[name].summary))

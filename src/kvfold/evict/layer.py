@@ -1,0 +1,228 @@
+"""A cache layer that keeps to a budget: after a prompt in one cut, then a slot at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kvfold.attention.grouped import attention_probabilities
+from kvfold.budget import Budget
+from kvfold.cache.layer import CacheLayer, Forward
+from kvfold.cache.slots import Slots
+from kvfold.evict.allowance import even_allowance, row_allowance
+from kvfold.evict.policy import NewTokens, Observation, Policy, Scope
+from kvfold.ops.selection import keep_indices, protected, victim
+
+_HEADROOM = 16
+"""Below its budget a layer allocates 1/16 more than it needs, at least 16 slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What all layers of one cache share."""
+
+    policy: Policy
+    """Scores the tokens."""
+    budget: Budget
+    """How many may stay."""
+    scope: Scope
+    """What shares one kept set."""
+    sinks: int
+    """First tokens that always stay."""
+    recent: int
+    """Last tokens that always stay."""
+    layers: int
+    """Evicting layers in the cache, for a budget in bytes."""
+
+
+class EvictingLayer(CacheLayer):
+    """Keeps the tokens that a policy scores highest, within a budget.
+
+    With scope `layer` or `head` it acts at the end of its own attention, so that a prompt is
+    never held whole by more than one layer. With scope `token` it waits for `cut` and `choose`.
+    """
+
+    def __init__(self, eviction: Eviction) -> None:
+        """Start empty."""
+        self.eviction = eviction
+        shared = eviction.scope != "head"
+        super().__init__(Slots(shared=shared, fields=eviction.policy.fields))
+        self._chosen: torch.Tensor | None = None
+        self._new: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._may_be_over = False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Only while nothing can be evicted, now or later."""
+        return not self.can_evict
+
+    @property
+    def can_evict(self) -> bool:
+        """Whether a token may ever go."""
+        return self.eviction.policy.evicts and not self.eviction.budget.is_everything
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._chosen, self._may_be_over = None, False
+
+    def _allowed(self) -> int | torch.Tensor:
+        """Tokens that each row may keep now."""
+        if self.lengths is None:
+            return even_allowance(self.eviction.budget, self.seen, self._token_cost)
+        return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
+
+    def _room(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Tokens that each of several rows may keep with one more, `[B]`."""
+        budget, cost = self.eviction.budget, self._token_cost
+        return row_allowance(budget, lengths + 1, cost, growing=True)
+
+    @property
+    def _token_cost(self) -> int:
+        return self.slots.bytes_per_token * self.eviction.layers
+
+    # Storing ----------------------------------------------------------------------------------
+
+    def _insert(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
+        if not self.can_evict:
+            return super()._insert(keys, values)
+        self._new = (keys, values)
+        if keys.shape[2] > 1 or self.slots.is_empty:
+            self._may_be_over, self._chosen = True, None
+            start = self.slots.append(keys, values, headroom=0)
+            return slice(start, len(self.slots))
+        if self.lengths is None:
+            return self._insert_even(keys, values)
+        return self._insert_ragged(keys, values, self.lengths)
+
+    def _insert_even(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
+        """One token a row, all rows of one length: append while there is room, then replace."""
+        held = len(self.slots)
+        budget, cost = self.eviction.budget, self._token_cost
+        allowed = even_allowance(budget, self.seen + 1, cost, growing=True)
+        if held < allowed:
+            self._chosen = None
+            spare = min(max(_HEADROOM, held // _HEADROOM), allowed - held - 1)
+            return slice(self.slots.append(keys, values, headroom=spare), held + 1)
+        return self._replace(keys, values, self._victim())
+
+    def _insert_ragged(
+        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """One token a row, rows of several lengths: each has its own room."""
+        missing = int(self._room(lengths).max()) - len(self.slots)
+        if missing > 0:
+            self.slots.extend(missing)
+            self._chosen = None
+        return self._replace(keys, values, self._victim())
+
+    def _replace(
+        self, keys: torch.Tensor, values: torch.Tensor, slot: torch.Tensor
+    ) -> torch.Tensor:
+        self._chosen = None
+        if not self.has_evicted:
+            self.has_evicted = bool((self.slots.positions.gather(2, slot) >= 0).any())
+        self.slots.put(slot, keys, values)
+        return slot
+
+    def _victim(self) -> torch.Tensor:
+        return self.choose(self.scores()) if self._chosen is None else self._chosen
+
+    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Decide which slot the next token takes.
+
+        Args:
+            scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
+
+        Returns:
+            The slot, `[B, P, 1]`.
+        """
+        room = None if self.lengths is None else self.slots.counts < self._room(self.lengths)
+        self._chosen = victim(scores, self.slots.positions, self._shielded(), room)
+        return self._chosen
+
+    def scores(self) -> torch.Tensor:
+        """The policy's scores, the mean over heads that share the kept set: `[B, P, T]`."""
+        scores = self.eviction.policy.score(self.slots)
+        if self.slots.shared:
+            return scores.mean(dim=1, keepdim=True)
+        return scores.expand(-1, self.slots.positions.shape[1], -1)
+
+    def _shielded(self) -> torch.Tensor:
+        return protected(
+            self.slots.positions,
+            self.row_lengths,
+            self._allowed(),
+            sinks=self.eviction.sinks,
+            recent=self.eviction.recent,
+        )
+
+    # After attention --------------------------------------------------------------------------
+
+    def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
+        if not self.can_evict or self.eviction.policy.window == 0:
+            return
+        self._note_new(positions)
+        tokens = positions >= 0
+        if self.lengths is not None:
+            probabilities = probabilities * tokens[:, None, None, :, None]
+        self.eviction.policy.observe(self.slots, Observation(probabilities, tokens.sum(-1)))
+
+    def _note_new(self, positions: torch.Tensor) -> None:
+        """Let the policy note what it wants of the new tokens, once."""
+        if self._new is None:
+            return
+        tokens = NewTokens(*self._new, positions)
+        self._new = None
+        for name, numbers in self.eviction.policy.start(tokens).items():
+            self.slots.note(self._inserted, name, numbers)
+
+    def _settle(self, forward: Forward) -> None:
+        if not self.can_evict:
+            return
+        if forward.query.shape[2] > 1:
+            self._look_back(forward)
+        self._note_new(forward.positions)
+        if self.eviction.scope != "token" and self.is_over:
+            self.cut(self.scores())
+
+    def _look_back(self, forward: Forward) -> None:
+        """Show the policy the attention of the last queries of a prompt."""
+        window = min(self.eviction.policy.window, forward.query.shape[2])
+        if window == 0:
+            return
+        last = forward.positions[:, -window:]
+        seen = forward.mask.visible(self.slots.positions, last)
+        query = forward.query[:, :, -window:]
+        keys = self.slots.keys
+        probabilities = attention_probabilities(query, keys, forward.scoring, visible=seen)
+        self._observe(probabilities, last)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a row may hold more than its budget, or padding takes up slots."""
+        if not self._may_be_over or self.lengths is not None:
+            return self._may_be_over
+        allowed = even_allowance(self.eviction.budget, self.seen, self._token_cost)
+        return len(self.slots) > allowed
+
+    def cut(self, scores: torch.Tensor) -> None:
+        """Keep what the budget allows and free the rest.
+
+        Args:
+            scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
+        """
+        allowed = self._allowed()
+        if isinstance(allowed, torch.Tensor):
+            self.has_evicted |= bool((self.slots.counts > allowed).any())
+        else:
+            self.has_evicted |= len(self.slots) > allowed
+        self.slots.keep(*keep_indices(scores, self.slots.positions, self._shielded(), allowed))
+        self._chosen, self._may_be_over = None, False
+
+    def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super()._change_rows(change)
+        # Bytes are for the whole batch: with more rows, each may keep less.
+        self._chosen, self._may_be_over = None, True

@@ -1,0 +1,91 @@
+"""What an eviction policy is: a score for every token that a cache holds.
+
+A policy is a frozen description. Whatever it notes of the tokens of one sequence stands in the
+slots of the cache, never on the policy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from kvfold.cache.slots import Slots
+from kvfold.registry import Registry
+
+Scope = Literal["token", "layer", "head"]
+"""What shares one kept set: all layers and heads, the heads of one layer, or no one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The attention of some new queries."""
+
+    probabilities: torch.Tensor
+    """`[B, G, R, Q, T]` in float32 over the slots in use; zero for padding queries."""
+    queries: torch.Tensor
+    """How many of the Q queries are tokens, `[B]` or `[1]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens that have just been stored."""
+
+    keys: torch.Tensor
+    """`[B, G, N, D]`, rotated."""
+    values: torch.Tensor
+    """`[B, G, N, D]`."""
+    positions: torch.Tensor
+    """Logical positions, `[B, N]` or `[1, N]`; negative for padding."""
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Scores the tokens of one layer; the lowest go first.
+
+    A subclass is a frozen dataclass: its fields are the method's options. To add one, write a file
+    in `kvfold/evict/policies`, decorate the class with `register_policy("name")` and import it in
+    the folder's `__init__`; every contract test then covers it.
+    """
+
+    summary: ClassVar[str]
+    """One line for the command line's help."""
+    scopes: ClassVar[tuple[Scope, ...]] = ("head", "layer", "token")
+    """The scopes it is defined for, the default first."""
+    fields: ClassVar[tuple[str, ...]] = ()
+    """What it notes of each slot and kv head."""
+    evicts: ClassVar[bool] = True
+    """False for the policy that keeps everything."""
+
+    @property
+    def window(self) -> int:
+        """Last queries of a prompt whose attention it wants to see; 0 for none at any time."""
+        return 0
+
+    def start(self, tokens: NewTokens) -> dict[str, torch.Tensor]:
+        """What to note of new tokens, `[B, G, N]` a field; zero where it says nothing."""
+        return {}
+
+    def observe(self, slots: Slots, seen: Observation) -> None:
+        """Learn from attention, by writing the slots' fields in place."""
+        raise NotImplementedError(f"{type(self).__name__} has a window but no observe()")
+
+    @abstractmethod
+    def score(self, slots: Slots) -> torch.Tensor:
+        """How much each slot deserves to stay: `[B, G, T]`, or `[B, 1, T]` for all heads."""
+
+
+POLICIES: Registry[type[Policy]] = Registry("policy")
+"""Every eviction policy by its name."""
+
+
+def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
+    """Decorate a policy class to make it a method of that name."""
+
+    def add(policy: type[Policy]) -> type[Policy]:
+        return POLICIES.register(name, policy)
+
+    return add

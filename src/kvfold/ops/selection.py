@@ -1,0 +1,107 @@
+"""Which tokens a budget keeps, and which one goes next.
+
+Ties are broken by age, the older token going first, so that a choice never depends on where a token
+happens to be stored.
+"""
+
+from __future__ import annotations
+
+import torch
+
+EMPTY = -1
+"""Position of a slot that holds no token."""
+
+
+def protected(
+    positions: torch.Tensor,
+    lengths: int | torch.Tensor,
+    budgets: int | torch.Tensor,
+    *,
+    sinks: int,
+    recent: int,
+) -> torch.Tensor:
+    """The tokens that no policy may evict: the first `sinks` and the last `recent`.
+
+    Both shrink under a small budget, so that at least a quarter of it is left to the policy.
+
+    Args:
+        positions: Logical position of each held token, `[B, P, T]`; `EMPTY` where there is none.
+        lengths: Tokens seen, one number or one a row `[B]`.
+        budgets: Tokens that may be kept, one number or one a row `[B]`.
+        sinks: First tokens wanted.
+        recent: Last tokens wanted.
+
+    Returns:
+        Boolean mask `[B, P, T]`.
+    """
+    first = _at_most(budgets // 4, sinks)
+    last = lengths - _at_most(budgets // 2, recent)
+    held = positions >= 0
+    return held & ((positions < _by_row(first)) | (positions >= _by_row(last)))
+
+
+def _at_most(value: int | torch.Tensor, limit: int) -> int | torch.Tensor:
+    return value.clamp(max=limit) if isinstance(value, torch.Tensor) else min(value, limit)
+
+
+def _by_row(value: int | torch.Tensor) -> int | torch.Tensor:
+    return value.view(-1, 1, 1) if isinstance(value, torch.Tensor) else value
+
+
+def keep_indices(
+    scores: torch.Tensor,
+    positions: torch.Tensor,
+    shielded: torch.Tensor,
+    budgets: int | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best tokens within the budget, in order of their position.
+
+    Args:
+        scores: Higher is kept, `[B, P, T]`.
+        positions: Logical positions, `[B, P, T]`; `EMPTY` slots are never kept.
+        shielded: Tokens kept whatever their score, `[B, P, T]`.
+        budgets: Tokens to keep, one number or one a row `[B]`.
+
+    Returns:
+        Slot indices `[B, P, K]`, K the largest budget or T, and a mask `[B, P, K]` that is false
+        past the end of a row that keeps fewer.
+    """
+    total = scores.shape[-1]
+    most = int(budgets.max()) if isinstance(budgets, torch.Tensor) else budgets
+    count = min(most, total)
+    held = positions >= 0
+    scores = scores.masked_fill(shielded, torch.inf).masked_fill(~held, -torch.inf)
+    by_age = positions.argsort(dim=-1, stable=True)
+    worst_first = scores.gather(-1, by_age).argsort(dim=-1, stable=True)
+    best = worst_first[..., total - count :]
+    rank = torch.arange(count - 1, -1, -1, device=scores.device)
+    kept = (rank < _by_row(budgets)) & held.gather(-1, by_age).gather(-1, best)
+    ages = torch.where(kept, best, total).sort(dim=-1).values
+    return by_age.gather(-1, ages.clamp(max=total - 1)), ages < total
+
+
+def victim(
+    scores: torch.Tensor,
+    positions: torch.Tensor,
+    shielded: torch.Tensor,
+    room: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The slot that the next token takes.
+
+    Args:
+        scores: Higher is kept, `[B, P, T]`.
+        positions: Logical positions, `[B, P, T]`.
+        shielded: Tokens that may not go, `[B, P, T]`.
+        room: Rows that may still fill an empty slot `[B]`; without it every slot is held.
+
+    Returns:
+        Slot indices `[B, P, 1]`: an empty slot where there is room, else the token of lowest
+        score, the oldest of equals.
+    """
+    scores = scores.masked_fill(shielded, torch.inf)
+    if room is not None:
+        empty = torch.where(room, -torch.inf, torch.inf).to(scores.dtype).view(-1, 1, 1)
+        scores = torch.where(positions >= 0, scores, empty)
+    lowest = scores.amin(dim=-1, keepdim=True)
+    ages = positions.masked_fill(scores > lowest, torch.iinfo(positions.dtype).max)
+    return ages.argmin(dim=-1, keepdim=True)
