@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from kvfold.errors import BudgetError
@@ -12,6 +13,9 @@ from kvfold.errors import BudgetError
 MINIMUM_TOKENS = 8
 """No budget keeps fewer tokens than this in a layer: less than a few sinks and a few recent tokens
 cannot carry a generation."""
+
+ROUNDING = 1 + 1e-12
+"""A ratio is written in decimal: 0.29 of 100 tokens is 29, though the product comes out below."""
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _HOW = "give a share in (0, 1] such as 0.25 or 25%, tokens such as 512, or bytes such as 64MiB"
@@ -35,7 +39,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse what can never be kept."""
-        if not math.isfinite(self.amount) or self.amount <= 0:
+        if not math.isfinite(float(self.amount)) or self.amount <= 0:
             raise BudgetError(f"budget {self.amount:g} keeps nothing: {_HOW}")
         if self.unit == "ratio" and self.amount > 1:
             raise BudgetError(f"budget {self.amount:.0%} is more than the whole cache: {_HOW}")
@@ -63,11 +67,12 @@ class Budget:
             return value
         if isinstance(value, bool):
             raise BudgetError(f"budget {value} is not an amount: {_HOW}")
-        if isinstance(value, int):
-            return cls(value, "tokens")
         if isinstance(value, float):
             return cls(value, "ratio")
-        return cls._parse_text(str(value))
+        try:
+            return cls(value, "tokens") if isinstance(value, int) else cls._parse_text(str(value))
+        except OverflowError as error:
+            raise BudgetError(f"budget {str(value)[:12]}... is too large: {_HOW}") from error
 
     @classmethod
     def _parse_text(cls, text: str) -> Budget:
@@ -96,8 +101,7 @@ class Budget:
             BudgetError: When the bytes cannot hold the minimum.
         """
         if self.unit == "ratio":
-            # A ratio is written in decimal: 0.29 of 100 tokens is 29, though the product is below.
-            return max(math.floor(self.amount * seen + 1e-9 * seen), MINIMUM_TOKENS)
+            return max(math.floor(self.amount * seen * ROUNDING), MINIMUM_TOKENS)
         if self.unit == "tokens":
             return int(self.amount)
         tokens = int(self.amount) // max(bytes_per_token, 1)
@@ -117,5 +121,5 @@ class Budget:
     def __str__(self) -> str:
         """The budget as `parse` reads it."""
         if self.unit == "ratio":
-            return f"{self.amount:g}" if self.amount != 1 else "1.0"
-        return f"{self.amount:g}B" if self.unit == "bytes" else f"{int(self.amount)}"
+            return format(Decimal(repr(float(self.amount))), "f")
+        return f"{int(self.amount)}{'B' if self.unit == 'bytes' else ''}"

@@ -17,6 +17,7 @@ from kvfold.attention import require_attached
 from kvfold.cache.contents import contents_of
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.report import CacheReport
+from kvfold.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,15 @@ class CacheSpec:
     """The method's own options, as given."""
 
 
-class ForwardEnd(Protocol):
-    """Work that needs all layers, done when a forward is over."""
+class Coordinator(Protocol):
+    """Work that needs all layers of a cache."""
 
-    def __call__(self, layers: list[CacheLayer]) -> None:
-        """Act on the layers that are kvfold's."""
+    def before_forward(self, layers: list[CacheLayer], count: int) -> None:
+        """Act on kvfold's layers before `count` new tokens are stored in the first."""
+        ...
+
+    def after_forward(self, layers: list[CacheLayer]) -> None:
+        """Act on kvfold's layers when a forward is over."""
         ...
 
 
@@ -60,7 +65,7 @@ class KVCache(Cache):
         spec: CacheSpec,
         make_layer: Callable[[], CacheLayer],
         *,
-        at_forward_end: ForwardEnd | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
         """Build an empty cache for a model.
 
@@ -69,7 +74,7 @@ class KVCache(Cache):
                 keeps it alive.
             spec: How the cache is made.
             make_layer: Builds one of our layers, called once for each full-attention layer.
-            at_forward_end: What acts on all of them at the end of a forward.
+            coordinator: What acts on all of them together.
 
         Raises:
             ConfigError: When the model is not attached.
@@ -80,8 +85,9 @@ class KVCache(Cache):
         super().__init__(layers=layers)
         self.spec = spec
         self._model = weakref.ref(model)
-        self._at_forward_end = at_forward_end if self.own_layers else None
+        self._coordinator = coordinator if self.own_layers else None
         self._first = layers.index(self.own_layers[0]) if self.own_layers else None
+        self._latest: CacheLayer | None = None
         self._forward_is_open = False
 
     @property
@@ -97,18 +103,34 @@ class KVCache(Cache):
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store one layer's new tokens; see `CacheLayer.update`."""
-        if self._forward_is_open and layer_idx == self._first:
-            # No hook told us that the last forward was over: the next one does.
-            self.end_of_forward()
-        self._forward_is_open = self._at_forward_end is not None
+        """Store one layer's new tokens; see `CacheLayer.update`.
+
+        Raises:
+            ConfigError: When the layer before never reached kvfold's attention.
+        """
+        if self._latest is not None and self._latest.awaits_attention:
+            raise ConfigError(
+                "this cache is used with a model whose attention is not kvfold's: keep the model "
+                "attached (kvfold.attach) as long as the cache is used"
+            )
+        if layer_idx == self._first:
+            self._begin_forward(key_states.shape[2])
+        layer = self.layers[layer_idx]
+        self._latest = layer if isinstance(layer, CacheLayer) else self._latest
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _begin_forward(self, count: int) -> None:
+        if self._coordinator is not None:
+            # Without a hook, the next forward is the first to know that the last one is over.
+            self.end_of_forward()
+            self._coordinator.before_forward(self.own_layers, count)
+        self._forward_is_open = True
 
     def end_of_forward(self) -> None:
         """Do what needs all layers; called by the hook that `attach` installs."""
-        if self._forward_is_open and self._at_forward_end is not None:
-            self._forward_is_open = False
-            self._at_forward_end(self.own_layers)
+        if self._forward_is_open and self._coordinator is not None:
+            self._coordinator.after_forward(self.own_layers)
+        self._forward_is_open = False
 
     def fork(self) -> KVCache:
         """An independent copy: what is generated with one does not change the other."""

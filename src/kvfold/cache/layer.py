@@ -20,7 +20,7 @@ from kvfold.attention.grouped import (
     weigh_values,
 )
 from kvfold.cache.slots import Slots
-from kvfold.errors import ConfigError, UnsupportedModelError
+from kvfold.errors import ConfigError
 from kvfold.ops.selection import EMPTY
 
 _HEADROOM = 16
@@ -61,7 +61,7 @@ class CacheLayer(CacheLayerMixin):
         self.lengths: torch.Tensor | None = None
         self.has_evicted = False
         self._inserted: slice | torch.Tensor = slice(0, 0)
-        self._awaits_attention = False
+        self.awaits_attention = False
 
     # What transformers reads ------------------------------------------------------------------
 
@@ -120,15 +120,10 @@ class CacheLayer(CacheLayerMixin):
         Returns:
             Keys and values of all slots in use.
         """
-        if self._awaits_attention:
-            raise UnsupportedModelError(
-                "the last forward updated this cache but never reached kvfold's attention: keep "
-                "the model attached (kvfold.attach) while it is used with a kvfold cache"
-            )
         self._check_batch(key_states)
         self._inserted = self._insert(key_states, value_states)
         self.seen += key_states.shape[2]
-        self._awaits_attention = True
+        self.awaits_attention = True
         keys, values = self.slots.keys, self.slots.values
         hand_over(self, keys, kwargs)
         return keys, values
@@ -164,7 +159,7 @@ class CacheLayer(CacheLayerMixin):
         Raises:
             ConfigError: For a dense mask.
         """
-        self._awaits_attention = False
+        self.awaits_attention = False
         count = query.shape[2]
         if mask is None:
             mask = LazyMask(self.seen - count, count)
@@ -175,6 +170,7 @@ class CacheLayer(CacheLayerMixin):
             )
         positions = self._place(mask, count)
         forward = Forward(query, mask, positions, scoring)
+        self._arrive(forward)
         output = self._attend_one(forward) if count == 1 else self._attend_many(forward)
         self._settle(forward)
         return output
@@ -226,6 +222,9 @@ class CacheLayer(CacheLayerMixin):
             held = torch.cat([past, positions], dim=1)[:, None]
         return lambda start, end: mask.visible(held, positions[:, start:end])
 
+    def _arrive(self, forward: Forward) -> None:
+        """Note what is wanted of the new tokens, before attention; a full cache wants nothing."""
+
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
         """Learn from the attention `[B, G, R, Q, T]` of new queries; a full cache does not."""
 
@@ -244,7 +243,7 @@ class CacheLayer(CacheLayerMixin):
         """Forget everything."""
         self.slots = Slots(shared=self.slots.shared, fields=self.slots.names)
         self.seen, self.lengths, self.has_evicted = 0, None, False
-        self._awaits_attention = False
+        self.awaits_attention = False
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the newest tokens back.
@@ -271,14 +270,9 @@ class CacheLayer(CacheLayerMixin):
 
     def _drop_newest(self, count: int) -> None:
         self.seen -= count
-        if self.lengths is None:
-            self.slots.truncate(len(self.slots) - count)
-            return
-        self.lengths = (self.lengths - count).clamp_min(0)
-        positions = self.slots.positions
-        positions.masked_fill_(positions >= self.lengths.view(-1, 1, 1), EMPTY)
-        if bool((positions[..., -count:] == EMPTY).all()):
-            self.slots.truncate(len(self.slots) - count)
+        if self.lengths is not None:
+            self.lengths = self.lengths - (self.slots.positions[:, 0, -count:] >= 0).sum(-1)
+        self.slots.truncate(len(self.slots) - count)
 
     # The batch --------------------------------------------------------------------------------
 

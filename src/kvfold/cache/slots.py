@@ -100,7 +100,7 @@ class Slots:
         elif needed > self.capacity:
             self._grow(needed + headroom)
         self.length = needed
-        if self._tensors["keys"] is not keys:
+        if start > 0:
             self.put(slice(start, needed), keys, values)
         return start
 
@@ -110,9 +110,8 @@ class Slots:
         places = 1 if self.shared else groups
         positions = torch.full((batch, places, capacity), EMPTY, dtype=POSITION_DTYPE)
         self._tensors = {
-            # With nothing to add, the first keys are taken as they are: no copy of a long prompt.
-            "keys": keys if headroom == 0 else _resized(keys, capacity),
-            "values": values if headroom == 0 else _resized(values, capacity),
+            "keys": _adopted(keys) if headroom == 0 else _resized(keys, capacity),
+            "values": _adopted(values) if headroom == 0 else _resized(values, capacity),
             "positions": positions.to(keys.device),
         }
         for name in self.names:
@@ -220,12 +219,18 @@ class Slots:
 def _resized(
     tensor: torch.Tensor, capacity: int, used: int | None = None, fill: float = 0
 ) -> torch.Tensor:
-    """A copy of the used slots in a buffer of `capacity`; the rest is left as the system gives it.
-
-    Only what is later read before it is written, positions and fields, needs filling.
-    """
+    """A copy of the used slots in a buffer of `capacity`, the rest filled."""
     used = tensor.shape[2] if used is None else used
-    shape = (*tensor.shape[:2], capacity, *tensor.shape[3:])
-    buffer = tensor.new_empty(shape) if tensor.ndim == 4 else tensor.new_full(shape, fill)
+    buffer = tensor.new_empty((*tensor.shape[:2], capacity, *tensor.shape[3:]))
     buffer[:, :, :used] = tensor[:, :, :used]
+    buffer[:, :, used:] = fill
     return buffer
+
+
+def _adopted(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, so that a long prompt is not copied, unless it is a part of a larger one.
+
+    Such a part (of a fused projection, say) would keep all of the larger one in memory.
+    """
+    whole = tensor.untyped_storage().nbytes() <= tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -45,7 +46,18 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
         for index, layer in enumerate(cache.layers)
         for name, tensor in _tensors(layer).items()
     }
-    _write(tensors, {"kvfold": json.dumps(record)}, Path(path))
+    text = json.dumps(record)
+    _write(tensors, {"kvfold": text, "sha256": _digest(text, tensors)}, Path(path))
+
+
+def _digest(record: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Over the record and every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(record.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        raw = tensor.cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()
 
 
 def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
@@ -76,7 +88,7 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
     Raises:
         ArtifactError: When the file is missing, damaged, of another format or model.
     """
-    record, tensors = _read(Path(path), model.device)
+    record, tensors = _read(Path(path))
     if record.get("format") != FORMAT:
         raise ArtifactError(
             f"{path} has cache format {record.get('format')}, this version reads {FORMAT}: "
@@ -88,6 +100,7 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
         )
     try:
         cache = build(model, CacheSpec(**record["spec"]))
+        tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
         for index, (layer, facts) in enumerate(zip(cache.layers, record["layers"], strict=True)):
             _restore(layer, facts, _of_layer(tensors, index))
     except (KeyError, TypeError, ValueError) as error:
@@ -97,11 +110,14 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
     return cache
 
 
-def _read(path: Path, device: torch.device) -> tuple[dict, dict[str, torch.Tensor]]:
+def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            record = json.loads((file.metadata() or {})["kvfold"])
-            return record, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata["sha256"] != _digest(metadata["kvfold"], tensors):
+            raise ValueError("its checksum does not match")
+        return json.loads(metadata["kvfold"]), tensors
     except FileNotFoundError as error:
         raise ArtifactError(f"there is no file {path}: check the name") from error
     except (OSError, SafetensorError, KeyError, ValueError) as error:

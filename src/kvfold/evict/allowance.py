@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvfold.budget import MINIMUM_TOKENS, Budget
+from kvfold.budget import MINIMUM_TOKENS, ROUNDING, Budget
 
 
 def even_allowance(
@@ -32,7 +32,7 @@ def row_allowance(
     """Tokens that each row may keep: `even_allowance` of each length, `[B]`."""
     if budget.unit != "ratio":
         return torch.full_like(lengths, budget.tokens(0, bytes_per_token))
-    exact = lengths.double() * budget.amount + 1e-9 * lengths.double()
+    exact = lengths.double() * budget.amount * ROUNDING
     allowed = exact.floor().long().clamp_min(MINIMUM_TOKENS)
     if not growing:
         return allowed

@@ -14,8 +14,9 @@ from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.methods import METHODS, Method
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.evict.layer import EvictingLayer, Eviction
+from kvfold.evict.options import whole_number
 from kvfold.evict.policy import POLICIES, Policy, Scope
-from kvfold.evict.token_scope import act_on_all_layers
+from kvfold.evict.token_scope import TokenScope
 
 DEFAULT_BUDGET = Budget(0.25, "ratio")
 """The share kept when none is named."""
@@ -51,13 +52,13 @@ def build_cache(
         policy=policy,
         budget=budget,
         scope=_scope(method, policy, options.get("scope")),
-        sinks=_count(method, "sinks", options.get("sinks", SINKS)),
-        recent=_count(method, "recent", options.get("recent", RECENT)),
+        sinks=whole_number(method, "sinks", options.get("sinks", SINKS)),
+        recent=whole_number(method, "recent", options.get("recent", RECENT)),
         layers=_evicting_layers(model, method),
     )
     spec = CacheSpec(method, str(budget), eviction.scope, dict(options))
-    finish = act_on_all_layers if eviction.scope == "token" else None
-    return KVCache(model, spec, lambda: EvictingLayer(eviction), at_forward_end=finish)
+    coordinator = TokenScope() if eviction.scope == "token" else None
+    return KVCache(model, spec, lambda: EvictingLayer(eviction), coordinator=coordinator)
 
 
 def _policy(method: str, options: dict[str, object]) -> Policy:
@@ -78,12 +79,6 @@ def _scope(method: str, policy: Policy, scope: object) -> Scope:
             return known
     choices = ", ".join(policy.scopes)
     raise ConfigError(f"{method} is not defined for scope {scope!r}: choose from {choices}")
-
-
-def _count(method: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{method}: {name} is {value!r}, give a whole number of at least 0")
-    return value
 
 
 def _evicting_layers(model: PreTrainedModel, method: str) -> int:

@@ -74,6 +74,11 @@ class EvictingLayer(CacheLayer):
             return even_allowance(self.eviction.budget, self.seen, self._token_cost)
         return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
 
+    def _even_room(self) -> int:
+        """Tokens that every row may keep with one more, when all are of one length."""
+        budget, cost = self.eviction.budget, self._token_cost
+        return even_allowance(budget, self.seen + 1, cost, growing=True)
+
     def _room(self, lengths: torch.Tensor) -> torch.Tensor:
         """Tokens that each of several rows may keep with one more, `[B]`."""
         budget, cost = self.eviction.budget, self._token_cost
@@ -90,58 +95,47 @@ class EvictingLayer(CacheLayer):
             return super()._insert(keys, values)
         self._new = (keys, values)
         if keys.shape[2] > 1 or self.slots.is_empty:
-            self._may_be_over, self._chosen = True, None
+            self._may_be_over = True
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
-        if self.lengths is None:
-            return self._insert_even(keys, values)
-        return self._insert_ragged(keys, values, self.lengths)
-
-    def _insert_even(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
-        """One token a row, all rows of one length: append while there is room, then replace."""
-        held = len(self.slots)
-        budget, cost = self.eviction.budget, self._token_cost
-        allowed = even_allowance(budget, self.seen + 1, cost, growing=True)
-        if held < allowed:
-            self._chosen = None
-            spare = min(max(_HEADROOM, held // _HEADROOM), allowed - held - 1)
-            return slice(self.slots.append(keys, values, headroom=spare), held + 1)
-        return self._replace(keys, values, self._victim())
-
-    def _insert_ragged(
-        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
-    ) -> torch.Tensor:
-        """One token a row, rows of several lengths: each has its own room."""
-        missing = int(self._room(lengths).max()) - len(self.slots)
-        if missing > 0:
-            self.slots.extend(missing)
-            self._chosen = None
-        return self._replace(keys, values, self._victim())
-
-    def _replace(
-        self, keys: torch.Tensor, values: torch.Tensor, slot: torch.Tensor
-    ) -> torch.Tensor:
-        self._chosen = None
-        if not self.has_evicted:
-            self.has_evicted = bool((self.slots.positions.gather(2, slot) >= 0).any())
+        if self.lengths is None and len(self.slots) < self._even_room():
+            return self._append_one(keys, values)
+        if self._chosen is None:
+            self.make_room()
+            self.choose(self.scores())
+        slot, self._chosen = self._chosen, None
+        assert slot is not None
         self.slots.put(slot, keys, values)
+        self.has_evicted = True
         return slot
 
-    def _victim(self) -> torch.Tensor:
-        return self.choose(self.scores()) if self._chosen is None else self._chosen
+    def _append_one(self, keys: torch.Tensor, values: torch.Tensor) -> slice:
+        held = len(self.slots)
+        spare = min(max(_HEADROOM, held // _HEADROOM), self._even_room() - held - 1)
+        return slice(self.slots.append(keys, values, headroom=spare), held + 1)
 
-    def choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Decide which slot the next token takes.
+    def make_room(self) -> bool:
+        """Prepare storage for one more token a row.
+
+        Returns:
+            Whether a slot has to be chosen for it: rows of several lengths have room at different
+            times, so theirs always is.
+        """
+        if self.lengths is None:
+            return len(self.slots) >= self._even_room()
+        missing = int(self._room(self.lengths).max()) - len(self.slots)
+        if missing > 0:
+            self.slots.extend(missing)
+        return True
+
+    def choose(self, scores: torch.Tensor) -> None:
+        """Decide which slot the next token takes, after `make_room`.
 
         Args:
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
-
-        Returns:
-            The slot, `[B, P, 1]`.
         """
         room = None if self.lengths is None else self.slots.counts < self._room(self.lengths)
         self._chosen = victim(scores, self.slots.positions, self._shielded(), room)
-        return self._chosen
 
     def scores(self) -> torch.Tensor:
         """The policy's scores, the mean over heads that share the kept set: `[B, P, T]`."""
@@ -164,17 +158,15 @@ class EvictingLayer(CacheLayer):
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
         if not self.can_evict or self.eviction.policy.window == 0:
             return
-        self._note_new(positions)
         tokens = positions >= 0
         if self.lengths is not None:
             probabilities = probabilities * tokens[:, None, None, :, None]
         self.eviction.policy.observe(self.slots, Observation(probabilities, tokens.sum(-1)))
 
-    def _note_new(self, positions: torch.Tensor) -> None:
-        """Let the policy note what it wants of the new tokens, once."""
+    def _arrive(self, forward: Forward) -> None:
         if self._new is None:
             return
-        tokens = NewTokens(*self._new, positions)
+        tokens = NewTokens(*self._new, forward.positions)
         self._new = None
         for name, numbers in self.eviction.policy.start(tokens).items():
             self.slots.note(self._inserted, name, numbers)
@@ -184,7 +176,6 @@ class EvictingLayer(CacheLayer):
             return
         if forward.query.shape[2] > 1:
             self._look_back(forward)
-        self._note_new(forward.positions)
         if self.eviction.scope != "token" and self.is_over:
             self.cut(self.scores())
 
@@ -215,10 +206,7 @@ class EvictingLayer(CacheLayer):
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
         """
         allowed = self._allowed()
-        if isinstance(allowed, torch.Tensor):
-            self.has_evicted |= bool((self.slots.counts > allowed).any())
-        else:
-            self.has_evicted |= len(self.slots) > allowed
+        self.has_evicted = True
         self.slots.keep(*keep_indices(scores, self.slots.positions, self._shielded(), allowed))
         self._chosen, self._may_be_over = None, False
 

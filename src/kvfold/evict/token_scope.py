@@ -1,4 +1,4 @@
-"""One kept set for all layers and heads, decided when a forward is over.
+"""One kept set for all layers and heads.
 
 The scores of all layers are averaged. The kept cache then stays one dense set of tokens, which is
 what makes a learned policy cheap (DistillCache, arXiv 2608.08878).
@@ -12,23 +12,31 @@ from kvfold.cache.layer import CacheLayer
 from kvfold.evict.layer import EvictingLayer
 
 
-def act_on_all_layers(layers: list[CacheLayer]) -> None:
-    """Cut every layer to the budget, or choose the slot that the next token takes in all.
+class TokenScope:
+    """Acts on the evicting layers of one cache, which hold the same tokens in the same slots."""
 
-    Args:
-        layers: The evicting layers of one cache, which hold the same tokens in the same slots.
-    """
-    evicting = [layer for layer in layers if isinstance(layer, EvictingLayer)]
-    first = evicting[0]
-    if not first.can_evict or first.slots.is_empty:
-        return
-    scores = _mean_scores(evicting)
-    if first.is_over:
-        for layer in evicting:
-            layer.cut(scores)
-    else:
-        for layer in evicting:
-            layer.choose(scores)
+    def before_forward(self, layers: list[CacheLayer], count: int) -> None:
+        """Choose the slot that a single new token takes, the same in all layers."""
+        evicting = _evicting(layers)
+        if count > 1 or not evicting or evicting[0].slots.is_empty:
+            return
+        is_full = [layer.make_room() for layer in evicting]
+        if all(is_full):
+            scores = _mean_scores(evicting)
+            for layer in evicting:
+                layer.choose(scores.to(layer.slots.positions.device))
+
+    def after_forward(self, layers: list[CacheLayer]) -> None:
+        """Cut every layer to the budget, after a prompt or a chunk of one."""
+        evicting = _evicting(layers)
+        if evicting and evicting[0].is_over:
+            scores = _mean_scores(evicting)
+            for layer in evicting:
+                layer.cut(scores.to(layer.slots.positions.device))
+
+
+def _evicting(layers: list[CacheLayer]) -> list[EvictingLayer]:
+    return [layer for layer in layers if isinstance(layer, EvictingLayer) and layer.can_evict]
 
 
 def _mean_scores(layers: list[EvictingLayer]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kvfold.cache.slots import Slots
-from kvfold.evict.options import positive
+from kvfold.evict.options import whole_number
 from kvfold.evict.policy import Observation, Policy, register_policy
 
 
@@ -29,7 +29,7 @@ class H2O(Policy):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        positive("h2o", "queries", self.queries)
+        whole_number("h2o", "queries", self.queries, least=1)
 
     @property
     def window(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvfold.cache.slots import Slots
+from kvfold.evict.options import whole_number
 from kvfold.evict.policy import Policy, register_policy
 
 _MULTIPLIERS = (0x9E3779B1, 0x85EBCA6B)
@@ -26,6 +27,10 @@ class Random(Policy):
     """Another seed keeps other tokens."""
 
     summary = "random tokens"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        whole_number("random", "seed", self.seed)
 
     def score(self, slots: Slots) -> torch.Tensor:
         """Uniform in [0, 1), `[B, P, T]`."""

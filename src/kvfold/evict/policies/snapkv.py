@@ -14,7 +14,7 @@ import torch
 
 from kvfold.cache.slots import Slots
 from kvfold.errors import ConfigError
-from kvfold.evict.options import positive
+from kvfold.evict.options import whole_number
 from kvfold.evict.policy import Observation, Policy, register_policy
 from kvfold.ops.statistics import pool_in_time
 
@@ -34,8 +34,8 @@ class SnapKV(Policy):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        positive("snapkv", "queries", self.queries)
-        positive("snapkv", "kernel", self.kernel)
+        whole_number("snapkv", "queries", self.queries, least=1)
+        whole_number("snapkv", "kernel", self.kernel, least=1)
         if self.kernel % 2 == 0:
             raise ConfigError(f"snapkv: kernel {self.kernel} is even, use an odd number such as 5")
 
