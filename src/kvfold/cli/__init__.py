@@ -1,0 +1,44 @@
+"""The command line: `kvfold COMMAND`, one file a command.
+
+Modules in this folder import only typer, rich and the standard library at their top; a command
+imports the rooms it needs when it runs. So `kvfold --help` answers at once, and the environment
+is set before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # else small operations wait for busy cores
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Set unless the user has set them; libraries read them when they are imported."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        arguments: What stands after `kvfold`; the process's own arguments if None.
+
+    Returns:
+        0 when it worked, 2 for a user's error, 1 for a failure, 130 after Ctrl-C, 141 when the
+        reader of standard output went away.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from kvfold.cli.app import run
+    except KeyboardInterrupt:
+        sys.stderr.write("kvfold: interrupted\n")
+        return 130
+    return run(list(sys.argv[1:] if arguments is None else arguments))

@@ -1,0 +1,192 @@
+"""`kvfold bench`: speed and memory, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvfold.cli.console import JsonOption, format_bytes, note, print_json, stdout, table
+from kvfold.cli.files import check_output_folder
+
+if TYPE_CHECKING:
+    from kvfold.bench import BenchResult, Comparison
+
+HELP = """Measure speed and memory of methods side by side.
+
+Every measurement is a process of its own, and methods take turns (A B C A B C), so that a busy
+machine slows all of them alike. `dynamic` is transformers' own cache on its own attention, `full`
+is kvfold's with everything kept.
+"""
+
+app = typer.Typer(help=HELP)
+
+ModelOption = Annotated[str, typer.Option("--model", help="`default`, a folder or a Hub name.")]
+MethodsOption = Annotated[str, typer.Option("--methods", help="What to measure, comma-separated.")]
+BudgetOption = Annotated[
+    str, typer.Option("--budget", help="Of the methods that evict: 0.25, 25%, 512 or 64MiB.")
+]
+ContextOption = Annotated[str, typer.Option("--context", help="Tokens; several comma-separated.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="In each process.", show_default="all cores")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", help="Measurements of each method.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for the result as JSON and as a chart.", metavar="DIR"),
+]
+METHODS = "dynamic,full,streaming,snapkv"
+
+
+@app.command()
+def decode(
+    model: ModelOption = "default",
+    methods: MethodsOption = METHODS,
+    budget: BudgetOption = "0.25",
+    context: ContextOption = "512,4096",
+    batch: Annotated[str, typer.Option(help="Rows; several comma-separated.")] = "1,8",
+    warmup: Annotated[int, typer.Option(help="Steps before the timed ones.")] = 4,
+    steps: Annotated[int, typer.Option(help="Timed steps.")] = 24,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
+    rounds: RoundsOption = 3,
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure decode throughput, for every context and batch given.
+
+    Each context is prefilled once for each method; the rows of a batch repeat it. The default
+    takes about ten minutes on two cores. Where a method does not pay is said below the tables.
+    """
+    from kvfold.bench import DecodeSettings, bench_decode
+
+    _check_out(out)
+    settings = DecodeSettings(
+        model=model,
+        subjects=_names(methods),
+        budget=budget,
+        contexts=_numbers("--context", context),
+        batches=_numbers("--batch", batch),
+        warmup=warmup,
+        steps=steps,
+        dtype=dtype,
+        device=device,
+        threads=_threads(threads),
+        rounds=rounds,
+    )
+    _show(bench_decode(settings, progress=note), out, json_output=json_output)
+
+
+@app.command()
+def prefill(
+    model: ModelOption = "default",
+    methods: MethodsOption = METHODS,
+    budget: BudgetOption = "0.25",
+    context: ContextOption = "4096",
+    chunk_size: Annotated[int, typer.Option(help="Most tokens a forward.")] = 512,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
+    rounds: RoundsOption = 3,
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure time to the first token and peak memory of a prompt that goes in chunks.
+
+    Below the table stand two checks: whether the peak stays within the model, the budget and one
+    chunk, and what looking at attention costs a method.
+    """
+    from kvfold.bench import PrefillSettings, bench_prefill
+
+    _check_out(out)
+    settings = PrefillSettings(
+        model=model,
+        subjects=_names(methods),
+        budget=budget,
+        contexts=_numbers("--context", context),
+        chunk_size=chunk_size,
+        dtype=dtype,
+        device=device,
+        threads=_threads(threads),
+        rounds=rounds,
+    )
+    _show(bench_prefill(settings, progress=note), out, json_output=json_output)
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None:
+        check_output_folder(out)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    from kvfold.errors import ConfigError
+
+    try:
+        return tuple(map(int, _names(text)))
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} {text!r} is not a list of whole numbers: write it as in 512,4096"
+        ) from error
+
+
+def _threads(given: int | None) -> int:
+    import torch
+
+    return torch.get_num_threads() if given is None else given
+
+
+def _show(result: BenchResult, out: Path | None, *, json_output: bool) -> None:
+    from kvfold.bench.output import write_result
+
+    if out is not None:
+        for path in write_result(result, out):
+            note(f"wrote {path}")
+    if json_output:
+        print_json(result.to_dict())
+        return
+    for comparison in result.comparisons:
+        title = f"{result.kind}, {comparison.title}"
+        stdout().print(table(_COLUMNS[result.kind], _rows(result.kind, comparison), title=title))
+        _say(_ratios(comparison))
+    _say(str(finding) for finding in result.findings)
+    _say(f"note: {text}" for text in result.notes)
+
+
+_COLUMNS = {
+    "decode": ("method", "tokens/s", "ms a step", "cache", "of full", "peak memory"),
+    "prefill": ("method", "tokens/s", "s to first token", "cache", "of full", "peak memory"),
+}
+
+
+def _rows(kind: str, comparison: Comparison) -> Iterable[tuple[object, ...]]:
+    for each in comparison.outcomes:
+        peak = each.rss_peak
+        yield (
+            each.subject,
+            f"{each.tokens_per_second:.1f}",
+            f"{each.seconds.times(1000):.1f}" if kind == "decode" else f"{each.seconds:.2f}",
+            format_bytes(each.last.cache_bytes),
+            f"{each.last.cache_bytes / each.last.full_bytes:.0%}",
+            None if peak is None else format_bytes(peak),
+        )
+
+
+def _ratios(comparison: Comparison) -> Iterable[str]:
+    """Throughput against the full caches, the ratios that matter most."""
+    for each in comparison.ratios():
+        if each.over in ("dynamic", "full"):
+            yield f"{each.subject} / {each.over}: {each.spread:.2f} times the tokens/s"
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        stdout().print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ModelOption = Annotated[
+    str, typer.Option("--model", help="`default`, a model's folder, or a Hub name.")
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What may be kept: a share (0.25, 25%), tokens (512) or bytes (64MiB).",
+        show_default="0.25",
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(help="Of the weights: float32, bfloat16, float16.", show_default="float32 on CPU"),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1, mps.", show_default="cuda if there is one, else cpu"),
+]
+ChunkOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Read the prompt in pieces of so many tokens, evicting after each.",
+        show_default="all at once",
+    ),
+]
+
+
+def load(
+    name: str, dtype: str | None, device: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load and attach a model, saying on standard error what is fetched."""
+    from kvfold.attention import attach
+    from kvfold.cli.console import note
+    from kvfold.models import load_model
+
+    model, tokenizer = load_model(name, dtype=dtype, device=device, progress=note)
+    attach(model)
+    return model, tokenizer

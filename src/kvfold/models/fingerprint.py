@@ -1,0 +1,72 @@
+"""Tells whether a saved cache, policy or codec belongs to a model.
+
+A fingerprint covers the facts that shape a KV cache and a strided sample of every weight, rounded
+to bfloat16 first, so that fp32 and bf16 loads of one checkpoint agree and a fine-tuned one differs.
+"""
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvfold.errors import ConfigError
+from kvfold.models.anatomy import anatomy_of
+
+_SAMPLES = 64
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Returns the SHA-256, in hexadecimal, over a model's facts and a sample of its weights.
+
+    Raises:
+        ConfigError: The model is on the meta device and has no weights.
+        UnsupportedModelError: The model lacks parts that kvfold needs.
+    """
+    facts = json.dumps(fingerprint_facts(model), sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def fingerprint_facts(model: PreTrainedModel) -> dict[str, object]:
+    """Returns what the fingerprint covers, as plain values: shapes, RoPE, weights checksum."""
+    anatomy = anatomy_of(model)
+    return {
+        "architecture": anatomy.architecture,
+        "layers": len(anatomy.layers),
+        "hidden_size": anatomy.hidden_size,
+        "query_heads": anatomy.query_heads,
+        "kv_heads": anatomy.kv_heads,
+        "head_dim": anatomy.head_dim,
+        "value_head_dim": anatomy.value_head_dim,
+        "vocabulary": anatomy.vocabulary,
+        "windows": [layer.window for layer in anatomy.layers],
+        "rope": [[rope.kind, rope.theta, rope.rotary_dims, rope.scaling] for rope in anatomy.ropes],
+        "query_scale": anatomy.query_scale,
+        "rope_layers": [layer.rope for layer in anatomy.layers],
+        "weights": _weights_checksum(model),
+    }
+
+
+def differing_facts(expected: dict[str, object], found: dict[str, object]) -> str:
+    """Says in words what differs between two models' facts; empty when nothing does."""
+    names = sorted(expected.keys() | found.keys())
+    differing = [name for name in names if expected.get(name) != found.get(name)]
+    shapes = [name for name in differing if name != "weights"]
+    if differing and not shapes:
+        return "the weights differ (another or a fine-tuned checkpoint)"
+    return ", ".join(f"{name} {found.get(name)} instead of {expected.get(name)}" for name in shapes)
+
+
+@torch.no_grad()
+def _weights_checksum(model: PreTrainedModel) -> str:
+    if model.device.type == "meta":
+        raise ConfigError("a model on the meta device has no weights to fingerprint: load it first")
+    samples = torch.cat([_sample(weight) for weight in model.parameters()])
+    return hashlib.sha256(samples.cpu().view(torch.int16).numpy().tobytes()).hexdigest()
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.reshape(-1)
+    stride = max(1, flat.numel() // _SAMPLES)
+    return flat[::stride][:_SAMPLES].to(torch.bfloat16)

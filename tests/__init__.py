@@ -1,0 +1,1 @@
+"""The tests of kvfold; they mirror `src/kvfold`."""

@@ -1,0 +1,139 @@
+"""`kvfold compare`: the table, the files, and what it refuses before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from kvfold.cli.app import run
+from tests.tiny_folder import POSITIONS, save_tiny
+
+QUICK = ["--methods", "streaming,tova", "--max-new-tokens", "4", "--length", "300"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def test_table_and_files(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    os.environ["COLUMNS"] = "100"
+    try:
+        code = run(["compare", "--model", model, "--out", str(out), *QUICK])
+    finally:
+        del os.environ["COLUMNS"]
+    shown, said = capsys.readouterr()
+    assert code == 0
+    assert max(map(len, shown.splitlines())) <= 100
+    for expected in ("full", "streaming", "tova", "TTFT", "x full", "KL text", "question:"):
+        assert expected in shown
+    assert "…" not in shown
+    assert "compare.json" in said
+    assert "compare.png" in said
+    document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    command = document["command"]
+    assert command.startswith("kvfold compare --methods streaming,tova --max-new-tokens 4")
+    assert f"--model {model} --length 300 --seed 0" in command
+    assert imread(out / "compare.png").ndim == 3
+
+
+def test_json_is_the_only_thing_on_stdout(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Bread is baked at dawn. " * 20, encoding="utf-8")
+    arguments = ["compare", "--model", model, "--out", str(tmp_path), "--document", str(text)]
+    arguments += ["--question", "When?", "--methods", "knorm", "--max-new-tokens", "3"]
+    arguments += ["--budget", "64", "--compress-before-question", "--json"]
+    assert run(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["protocol"] == "query-agnostic"
+    assert document["subject"]["document"]["expected"] is None
+    full, knorm = document["results"]
+    assert full["is_right"] is None
+    assert full["on_continuation"]["kl"]["mean"] == 0
+    assert knorm["report"]["tokens_kept"] == [64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "budget 0 keeps nothing"),
+        (["--budget", "2"], "below the minimum"),
+        (["--budget", "-1"], "budget -1 keeps nothing"),
+        (["--budget", "abc"], "'abc' is not an amount"),
+        (["--budget", "200%"], "more than the whole cache"),
+        (["--methods", "full,best"], "unknown method 'best'"),
+        (["--methods", ""], "unknown method ''"),
+        (["--max-new-tokens", "0"], "below 1"),
+        (["--chunk-size", "0"], "below 1"),
+        (["--question", " "], "the question is empty"),
+        (["--document", "missing.txt", "--question", "What?"], "missing.txt"),
+        (["--document", "latin.txt", "--question", "What?"], "not UTF-8"),
+        (["--document", "empty.txt", "--question", "What?"], "is empty"),
+        (["--document", "good.txt"], "needs a question"),
+        (["--document", "good.txt", "--question", "?", "--length", "9"], "leave it out"),
+        (["--out", "good.txt"], "choose another"),
+        (["--out", "good.txt/deeper"], "choose another"),
+        (["--model", "./nowhere"], "nowhere"),
+        (["--length", "10"], "at least 256"),
+        (["--length", str(POSITIONS)], f"{POSITIONS} positions: give a shorter document"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    arguments: list[str],
+    message: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latin.txt").write_bytes("café".encode("latin-1"))
+    Path("empty.txt").write_text(" \n", encoding="utf-8")
+    Path("good.txt").write_text("Some text.", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    named = [] if "--model" in arguments else ["--model", model]
+    assert run(["compare", *named, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_interrupted_leaves_nothing(
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvfold.evaluation.comparison.decode_rates", interrupt)
+    out = tmp_path / "out"
+    assert run(["compare", "--model", model, "--out", str(out), *QUICK]) == 130
+    assert capsys.readouterr().out == ""
+    assert not out.exists()
+
+
+@pytest.mark.real
+def test_the_default_model_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--methods", "full,snapkv", "--length", "600", "--max-new-tokens", "20"]
+    assert run(["compare", "--out", str(tmp_path), "--json", *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    full, snapkv = document["results"]
+    assert document["subject"]["document"]["expected"] in full["answer"]
+    assert full["is_right"] is True
+    assert full["on_answer"]["kl"]["mean"] == full["on_continuation"]["kl"]["mean"] == 0
+    assert 0 < snapkv["on_continuation"]["kl"]["mean"] < 5
+    assert snapkv["report"]["tokens_kept"] == [document["subject"]["prompt_tokens"] // 4] * 30
+    assert 0.24 < snapkv["share_of_full"] < 0.26
+    assert json.loads((tmp_path / "compare.json").read_text(encoding="utf-8")) == document
+    assert imread(tmp_path / "compare.png").std() > 0.1

@@ -1,0 +1,178 @@
+"""Comparisons as a whole, on a tiny random model."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+import kvfold
+from kvfold.errors import ConfigError
+from kvfold.evaluation import (
+    Comparison,
+    Document,
+    Settings,
+    built_in_document,
+    compare,
+    document_from_text,
+    write_comparison,
+)
+from kvfold.evaluation.chart import draw
+from kvfold.evaluation.comparison import contains
+from kvfold.evaluation.export import write_whole
+from kvfold.evaluation.settings import Timing
+from tests.tiny import tiny_model
+from tests.tiny_folder import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+QUICK = Settings(
+    methods=("snapkv", "streaming"),
+    max_new_tokens=6,
+    timing=Timing(rounds=2, warm_up=1, timed=2),
+)
+
+
+def run(document: Document | None = None, settings: Settings = QUICK, **options: int) -> Comparison:
+    model = tiny_model(vocab_size=259, **options)
+    kvfold.attach(model)
+    return compare(model, TOKENIZER, document or built_in(), settings)
+
+
+def built_in() -> Document:
+    return built_in_document(TOKENIZER, length=400)
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    return run()
+
+
+def test_full_is_added_and_is_at_no_distance_from_itself(found: Comparison) -> None:
+    assert [result.method for result in found.results] == ["full", "snapkv", "streaming"]
+    full = found.results[0]
+    assert full.on_answer is not None
+    assert full.on_continuation is not None
+    assert (full.on_answer.kl.mean, full.on_continuation.kl.high) == (0.0, 0.0)
+    assert (full.on_answer.agreement, full.on_continuation.agreement) == (1.0, 1.0)
+    assert full.on_continuation.kl.count == 64
+    assert (full.times_full.low, full.times_full.high) == (1.0, 1.0)
+
+
+def test_methods_keep_to_the_budget_and_differ_from_full(found: Comparison) -> None:
+    tokens = found.subject.prompt_tokens
+    for result in found.results[1:]:
+        assert result.report.tokens_seen == tokens
+        assert result.report.tokens_kept == [tokens // 4] * 3
+        assert 0.25 < result.share < 0.35  # positions and statistics weigh more in a tiny model
+        assert result.on_continuation is not None
+        assert result.on_continuation.kl.mean > 1e-3
+
+
+def test_the_whole_budget_gives_the_full_answer() -> None:
+    found = run(settings=replace(QUICK, methods=("h2o",), budget="1.0"))
+    full, h2o = found.results
+    assert h2o.answer == full.answer
+    assert h2o.on_continuation is not None
+    assert h2o.on_continuation.kl.mean < 1e-6
+
+
+def test_the_question_can_come_after_the_cut() -> None:
+    agnostic = replace(QUICK, methods=("full", "tova"), protocol="query-agnostic")
+    early, late = run(settings=agnostic), run(settings=replace(agnostic, protocol="query-aware"))
+    assert early.results[0].answer == late.results[0].answer
+    assert early.results[1].on_continuation != late.results[1].on_continuation
+    assert early.results[1].report.tokens_kept == late.results[1].report.tokens_kept
+
+
+def test_the_same_again_gives_the_same(found: Comparison) -> None:
+    again = run()
+    for before, after in zip(found.results, again.results, strict=True):
+        assert after.answer == before.answer
+        assert after.on_answer == before.on_answer
+        assert after.on_continuation == before.on_continuation
+
+
+def test_progress_goes_from_start_to_end() -> None:
+    model, shares = tiny_model(vocab_size=259), []
+    kvfold.attach(model)
+    compare(model, TOKENIZER, built_in(), QUICK, progress=lambda _, share: shares.append(share))
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.9 < shares[-1] <= 1
+
+
+def test_a_short_document_has_no_continuation() -> None:
+    found = run(document_from_text(TOKENIZER, "Bread is baked at dawn.", "When?", name="x"))
+    assert [result.on_continuation for result in found.results] == [None] * 3
+    assert [result.is_right for result in found.results] == [None] * 3
+    assert imread(io.BytesIO(draw(found))).std() > 0.1
+
+
+def test_a_prompt_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="300 positions: give a shorter document"):
+        run(max_position_embeddings=300)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("nonsense",)}, "unknown method 'nonsense'"),
+        ({"methods": ()}, "no method"),
+        ({"methods": ("h2o", "h2o")}, "named twice"),
+        ({"budget": "2.5"}, "more than the whole cache"),
+        ({"max_new_tokens": 0}, "new tokens: 0 is below 1"),
+        ({"chunk_size": -1}, "chunk size: -1 is below 1"),
+    ],
+)
+def test_impossible_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Settings(**options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("It is 1234567.", True),
+        ("1,234,567", True),
+        ("It is 12345678.", False),
+        ("91234567", False),
+        ("1234 567", False),
+        ("", False),
+    ],
+)
+def test_numbers_are_found_whole(answer: str, right: bool) -> None:
+    assert contains("1234567", answer) is right
+
+
+def test_files_say_what_was_found(found: Comparison, tmp_path: Path) -> None:
+    numbers, chart = write_comparison(found, tmp_path / "new" / "folder")
+    document = json.loads(numbers.read_text(encoding="utf-8"))
+    assert document["settings"]["budget"] == "0.25"
+    assert document["environment"]["kvfold"] == kvfold.__version__
+    assert len(document["subject"]["fingerprint"]) == 64
+    assert document["subject"]["document"]["tokens"] == 400
+    assert [result["method"] for result in document["results"]] == ["full", "snapkv", "streaming"]
+    report = document["results"][1]["report"]
+    assert report["bytes_fast"] == found.results[1].report.bytes_fast
+    pixels = imread(chart)
+    assert min(pixels.shape[:2]) > 600
+    assert sorted(path.name for path in numbers.parent.iterdir()) == ["compare.json", "compare.png"]
+
+
+def test_a_failed_write_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvfold.evaluation.export.os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"new")
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]
