@@ -24,8 +24,9 @@ def load(
 
     Args:
         name: `default` for SmolLM2-135M-Instruct, a Hub name, or a folder.
-        dtype: Of the weights: a torch dtype or its name; by default float32 on the CPU.
-        device: Where to put the model; by default the CPU.
+        dtype: Of the weights, a torch dtype or its name; by default float32 on the CPU and the
+            checkpoint's own elsewhere.
+        device: Where to put the model; by default CUDA where there is one, else the CPU.
 
     Returns:
         The model and its tokenizer.

@@ -42,21 +42,10 @@ class LazyMask:
         return self.function is causal_mask_function
 
     def new_tokens(self) -> torch.Tensor | None:
-        """True where a query is a token and not padding, `[B, Q]`; None when all are.
-
-        Raises:
-            ConfigError: When the attention mask does not reach the queries.
-        """
+        """True where a query is a token and not padding, `[B, Q]`; None when all are."""
         if self.padding is None:
             return None
-        end = self.query_offset + self.query_length
-        if self.padding.shape[1] < end:
-            raise ConfigError(
-                f"attention_mask has {self.padding.shape[1]} columns, but the cache has seen "
-                f"{self.query_offset} tokens and {self.query_length} are new: pass the mask over "
-                f"all {end}"
-            )
-        return self.padding[:, self.query_offset : end]
+        return self.padding[:, self.query_offset : self.query_offset + self.query_length]
 
     def visible(self, positions: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         """Evaluate the rule at the keys that are held.
@@ -105,7 +94,17 @@ def mask_function(
     device: torch.device | str = "cpu",
     **options: object,
 ) -> LazyMask:
-    """Stand in for transformers' mask functions: same arguments, a lazy mask back."""
+    """Stand in for transformers' mask functions: same arguments, a lazy mask back.
+
+    Raises:
+        ConfigError: When the attention mask does not reach the queries.
+    """
+    if attention_mask is not None and attention_mask.shape[1] < q_offset + q_length:
+        raise ConfigError(
+            f"attention_mask has {attention_mask.shape[1]} columns, but the cache has seen "
+            f"{q_offset} tokens and {q_length} are new: pass the mask over all "
+            f"{q_offset + q_length}"
+        )
     if attention_mask is not None and bool(attention_mask.all()):
         attention_mask = None
     dense = {

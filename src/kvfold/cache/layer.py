@@ -111,6 +111,8 @@ class CacheLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new tokens and hand the layer to the attention call that follows.
 
+        A cache holds states and no graph: gradients do not flow through what is stored.
+
         Args:
             key_states: `[B, G, N, D]`, rotated.
             value_states: `[B, G, N, D]`.
@@ -121,7 +123,7 @@ class CacheLayer(CacheLayerMixin):
             Keys and values of all slots in use.
         """
         self._check_batch(key_states)
-        self._inserted = self._insert(key_states, value_states)
+        self._inserted = self._insert(key_states.detach(), value_states.detach())
         self.seen += key_states.shape[2]
         self.awaits_attention = True
         keys, values = self.slots.keys, self.slots.values
