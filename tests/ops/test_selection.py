@@ -36,7 +36,7 @@ def best_positions(
     return sorted(position for _, position in ranked[-budget:])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(slots(), st.integers(0, 2**32), st.data())
 def test_keep_indices_equals_the_loop(
     drawn: tuple[torch.Tensor, torch.Tensor], seed: int, data: st.DataObject
@@ -85,7 +85,7 @@ def test_each_row_keeps_to_its_own_budget():
     assert held.sum(-1).tolist() == [[4], [2]]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(slots(), st.integers(0, 2**32), st.booleans())
 def test_victim_equals_the_loop(
     drawn: tuple[torch.Tensor, torch.Tensor], seed: int, ragged: bool

@@ -123,6 +123,7 @@ class CacheLayer(CacheLayerMixin):
             Keys and values of all slots in use.
         """
         self._check_batch(key_states)
+        self.slots.thaw()
         self._inserted = self._insert(key_states.detach(), value_states.detach())
         self.seen += key_states.shape[2]
         self.awaits_attention = True

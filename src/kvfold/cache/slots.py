@@ -83,6 +83,12 @@ class Slots:
         """Bytes allocated by all tensors."""
         return sum(t.numel() * t.element_size() for t in self._tensors.values())
 
+    def thaw(self) -> None:
+        """Make what was stored under `torch.inference_mode` writable outside it."""
+        frozen = not self.is_empty and self._tensors["positions"].is_inference()
+        if frozen and not torch.is_inference_mode_enabled():
+            self.map(torch.clone)
+
     def append(self, keys: torch.Tensor, values: torch.Tensor, *, headroom: int) -> int:
         """Put new tokens after the last slot; their positions are still `EMPTY`.
 
