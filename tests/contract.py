@@ -74,9 +74,9 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 
 def held_positions(held: KVCache) -> list[list[list[list[int]]]]:
     """Positions held, in order, by layer, row and head."""
+    layers = [layer.slots.positions.tolist() for layer in held.own_layers]
     return [
-        [[sorted(p for p in head if p >= 0) for head in row] for row in layer.slots.positions.tolist()]
-        for layer in held.own_layers
+        [[sorted(p for p in head if p >= 0) for head in row] for row in rows] for rows in layers
     ]
 
 

@@ -100,7 +100,7 @@ def test_bytes_buy_whole_tokens(amount: int, tokens: int):
 
 
 def test_too_few_bytes_name_what_is_needed():
-    with pytest.raises(BudgetError, match="7999 bytes holds 7 tokens .* give at least 8000 bytes"):
+    with pytest.raises(BudgetError, match=r"7999 bytes holds 7 tokens .* give at least 8000 bytes"):
         Budget(7999, "bytes").tokens(0, 1000)
 
 

@@ -125,8 +125,8 @@ def test_generate_cuts_a_later_turn_by_the_logical_length():
         lambda module, arguments, keywords: lengths.append(keywords["input_ids"].shape[1]),
         with_kwargs=True,
     )
-    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 1}
-    model.generate(ids[:, :20], attention_mask=torch.ones(1, 20), **{CACHE_KEYWORD: held}, **options)
-    model.generate(ids, attention_mask=torch.ones(1, 30), **{CACHE_KEYWORD: held}, **options)
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 1, CACHE_KEYWORD: held}
+    model.generate(ids[:, :20], attention_mask=torch.ones(1, 20), **options)
+    model.generate(ids, attention_mask=torch.ones(1, 30), **options)
     hook.remove()
     assert lengths == [20, 10]

@@ -69,8 +69,9 @@ def test_blockwise(
     monkeypatch.setattr(grouped, "QUERY_BLOCK", block)
     query, key, value, visible = inputs(shape, dtype)
     output, _ = attention(query, key, value, visible, 0.3, softcap)
+    scoring = Scoring(0.3, softcap=softcap)
     actual = blockwise_attention(
-        query, key, value, Scoring(0.3, softcap=softcap), lambda start, end: visible[:, :, start:end]
+        query, key, value, scoring, lambda start, end: visible[:, :, start:end]
     )
     assert actual.dtype == dtype
     assert_rms(actual, output, tolerance)

@@ -68,9 +68,7 @@ def test_without_a_cache():
 def test_generate_in_chunks():
     model, ids = attached(), tiny_ids(2, 60)
     plain, _ = generate(model, ids, kvfold.make_cache(model, "full"), None)
-    chunked, _ = generate(
-        model, ids, kvfold.make_cache(model, "full"), None, prefill_chunk_size=16
-    )
+    chunked, _ = generate(model, ids, kvfold.make_cache(model, "full"), None, prefill_chunk_size=16)
     assert torch.equal(chunked, plain)
 
 

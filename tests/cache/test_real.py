@@ -72,11 +72,12 @@ def test_single(model: PreTrainedModel, prompts: dict[str, torch.Tensor]):
     assert actual.tolist() == expected.tolist()
 
 
-def test_left_padded_batch(model: PreTrainedModel, prompts: dict[str, torch.Tensor]):
+@pytest.mark.parametrize("count", [48, pytest.param(TOKENS, marks=pytest.mark.slow)])
+def test_left_padded_batch(model: PreTrainedModel, prompts: dict[str, torch.Tensor], count: int):
     ids, mask = prompts["input_ids"], prompts["attention_mask"]
     assert not bool(mask[1:].all(-1).any())
-    expected = by_transformers(model, ids, mask)
-    actual = answer(model, ids, mask, kvfold.make_cache(model, "full"))
+    expected = by_transformers(model, ids, mask, count=count)
+    actual = answer(model, ids, mask, kvfold.make_cache(model, "full"), count)
     assert actual.tolist() == expected.tolist()
 
 

@@ -67,7 +67,11 @@ def test_generate_equals_the_loop(method: str):
 def test_beams_without_eviction_equal_beams_without_kvfold():
     ids = tiny_ids(2, 40)
     expected = attached().generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, num_beams=3, eos_token_id=None,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=10,
+        num_beams=3,
+        eos_token_id=None,
         do_sample=False,
     )
     assert torch.equal(generate(ids, fresh("full"), num_beams=3), expected)

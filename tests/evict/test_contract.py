@@ -81,9 +81,7 @@ def test_each_padded_row_stays_within_its_own_budget(method: str, scope: str):
         most = [Budget(0.4, "ratio").tokens(length + step + 1) for length in lengths]
         for layer in held_positions(held):
             assert all(
-                len(head) <= limit
-                for row, limit in zip(layer, most, strict=True)
-                for head in row
+                len(head) <= limit for row, limit in zip(layer, most, strict=True) for head in row
             )
     assert held_tensors(held)[0].shape[2] <= most[0]
 
@@ -149,9 +147,7 @@ def test_rows_can_be_repeated_selected_and_reordered(method: str, scope: str):
 
     mask = left_padded([50, 31, 44], 50)
     separate = fresh()
-    expected = teacher_forced(
-        model, separate, prompt[order], follow, mask=mask[order]
-    )
+    expected = teacher_forced(model, separate, prompt[order], follow, mask=mask[order])
     for change in ("reorder_cache", "batch_select_indices"):
         held = fresh()
         kvfold.prefill(model, prompt, held, attention_mask=mask)

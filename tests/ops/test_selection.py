@@ -87,9 +87,7 @@ def test_each_row_keeps_to_its_own_budget():
 
 @settings(deadline=None, max_examples=50)
 @given(slots(), st.integers(0, 2**32), st.booleans())
-def test_victim_equals_the_loop(
-    drawn: tuple[torch.Tensor, torch.Tensor], seed: int, ragged: bool
-):
+def test_victim_equals_the_loop(drawn: tuple[torch.Tensor, torch.Tensor], seed: int, ragged: bool):
     positions, scores = drawn
     generator = torch.Generator().manual_seed(seed)
     positions[..., 0] = 41  # at least one token
@@ -117,9 +115,7 @@ def test_victim_equals_the_loop(
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 60), st.integers(8, 80), st.integers(0, 30), st.integers(0, 60)
-)
+@given(st.integers(1, 60), st.integers(8, 80), st.integers(0, 30), st.integers(0, 60))
 def test_protected_are_the_ends_and_leave_a_quarter(
     length: int, budget: int, sinks: int, recent: int
 ):

@@ -70,12 +70,12 @@ def _time_prefill(
 ) -> Measurement:
     prompt = _tokens(request, model, tokenizer, request.context)
     scratch = empty_cache(model, request.subject, request.budget)
-    prefill(model, prompt[:, :_WARMUP_TOKENS], scratch)  # type: ignore[arg-type]
+    prefill(model, prompt[:, :_WARMUP_TOKENS], scratch)
     del scratch
     rss_model = resident()
     cache = empty_cache(model, request.subject, request.budget)
     begin = _now(model)
-    logits = prefill(model, prompt, cache, chunk_size=request.chunk_size)  # type: ignore[arg-type]
+    logits = prefill(model, prompt, cache, chunk_size=request.chunk_size)
     logits.argmax(dim=-1).tolist()
     seconds = _now(model) - begin
     return _measurement(model, cache, [seconds], request.context, rss_model)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from kvfold.cache.cache import KVCache
 from kvfold.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ CACHE_KEYWORD = _cache_keyword()
 def prefill(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
-    cache: KVCache,
+    cache: Cache,
     *,
     attention_mask: torch.Tensor | None = None,
     chunk_size: int | None = None,
@@ -40,7 +40,7 @@ def prefill(
     Args:
         model: An attached model.
         input_ids: New tokens, `[B, N]`, left padded.
-        cache: The cache; it may already hold earlier tokens.
+        cache: The cache, kvfold's or transformers' own; it may already hold earlier tokens.
         attention_mask: 1 for tokens and 0 for padding, `[B, seen + N]`: over all tokens, the
             earlier ones included.
         chunk_size: Most tokens a forward; all at once without it.
