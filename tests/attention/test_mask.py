@@ -77,8 +77,12 @@ def test_new_tokens():
     assert LazyMask(3, 2).new_tokens() is None
     mask = LazyMask(3, 2, padding=PADS)
     assert torch.equal(mask.new_tokens(), PADS[:, 3:5])
+
+
+@pytest.mark.parametrize("padding", [PADS, torch.ones_like(PADS)], ids=["padded", "plain"])
+def test_a_mask_that_does_not_reach_the_queries(padding: torch.Tensor):
     with pytest.raises(ConfigError, match="10 columns, but the cache has seen 8 tokens and 3 are"):
-        LazyMask(8, 3, padding=PADS).new_tokens()
+        mask_function(3, 3, 11, 8, 0, attention_mask=padding)
 
 
 def test_a_mask_of_tokens_alone_is_dropped():

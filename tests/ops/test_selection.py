@@ -123,7 +123,8 @@ def test_protected_are_the_ends_and_leave_a_quarter(
     shielded = protected(positions, length, budget, sinks=sinks, recent=recent)
     first, last = min(sinks, budget // 4), min(recent, budget // 2)
     expected = [p for p in range(length) if p < first or p >= length - last]
-    assert positions[shielded].tolist() == expected
+    assert positions[shielded & (positions >= 0)].tolist() == expected
+    assert shielded[positions == EMPTY].all()
     assert len(expected) <= budget - budget // 4
     rows = protected(
         positions, torch.tensor([length]), torch.tensor([budget]), sinks=sinks, recent=recent
@@ -137,5 +138,6 @@ def test_protected_by_row():
     shielded = protected(
         positions, torch.tensor([20, 12]), torch.tensor([16, 8]), sinks=4, recent=32
     )
+    shielded &= positions >= 0
     assert positions[0][shielded[0]].tolist() == [*range(4), *range(12, 20)]
     assert positions[1][shielded[1]].tolist() == [0, 1, *range(8, 12)]

@@ -26,7 +26,7 @@ class Timing:
 
     rounds: int = 5
     """Measurements of each method."""
-    warm_up: int = 3
+    warm_up: int = 2
     """Steps before the clock starts."""
     timed: int = 8
     """Steps on the clock."""

@@ -86,6 +86,9 @@ class EvictingLayer(CacheLayer):
 
     @property
     def _token_cost(self) -> int:
+        """Bytes of one more token of every row in all layers, where the budget asks for them."""
+        if self.eviction.budget.unit != "bytes":
+            return 0
         return self.slots.bytes_per_token * self.eviction.layers
 
     # Storing ----------------------------------------------------------------------------------
@@ -161,7 +164,9 @@ class EvictingLayer(CacheLayer):
         tokens = positions >= 0
         if self.lengths is not None:
             probabilities = probabilities * tokens[:, None, None, :, None]
-        self.eviction.policy.observe(self.slots, Observation(probabilities, tokens.sum(-1)))
+        self.eviction.policy.observe(
+            self.slots, Observation(probabilities.detach(), tokens.sum(-1))
+        )
 
     def _arrive(self, forward: Forward) -> None:
         if self._new is None:

@@ -29,6 +29,10 @@ class Observation:
     queries: torch.Tensor
     """How many of the Q queries are tokens, `[B]` or `[1]`."""
 
+    def mass(self) -> torch.Tensor:
+        """What each slot receives from the queries, the mean over a group's heads: `[B, G, T]`."""
+        return self.probabilities.sum(dim=(2, 3)) / self.probabilities.shape[2]
+
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:

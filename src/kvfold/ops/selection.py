@@ -32,12 +32,11 @@ def protected(
         recent: Last tokens wanted.
 
     Returns:
-        Boolean mask `[B, P, T]`.
+        Boolean mask `[B, P, T]`, true for empty slots too.
     """
     first = _at_most(budgets // 4, sinks)
     last = lengths - _at_most(budgets // 2, recent)
-    held = positions >= 0
-    return held & ((positions < _by_row(first)) | (positions >= _by_row(last)))
+    return (positions < _by_row(first)) | (positions >= _by_row(last))
 
 
 def _at_most(value: int | torch.Tensor, limit: int) -> int | torch.Tensor:
@@ -98,10 +97,10 @@ def victim(
         Slot indices `[B, P, 1]`: an empty slot where there is room, else the token of lowest
         score, the oldest of equals.
     """
-    scores = scores.masked_fill(shielded, torch.inf)
+    scores = torch.where(shielded, torch.inf, scores)
     if room is not None:
         empty = torch.where(room, -torch.inf, torch.inf).to(scores.dtype).view(-1, 1, 1)
         scores = torch.where(positions >= 0, scores, empty)
     lowest = scores.amin(dim=-1, keepdim=True)
-    ages = positions.masked_fill(scores > lowest, torch.iinfo(positions.dtype).max)
+    ages = torch.where(scores > lowest, torch.iinfo(positions.dtype).max, positions)
     return ages.argmin(dim=-1, keepdim=True)

@@ -38,7 +38,7 @@ class H2O(Policy):
 
     def observe(self, slots: Slots, seen: Observation) -> None:
         """Add the mass, averaged over the query heads of a kv head."""
-        slots.field("mass").add_(seen.probabilities.sum(3).mean(2))
+        slots.field("mass").add_(seen.mass())
 
     def score(self, slots: Slots) -> torch.Tensor:
         """The mass, `[B, G, T]`."""

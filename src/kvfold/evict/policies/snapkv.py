@@ -46,7 +46,7 @@ class SnapKV(Policy):
 
     def observe(self, slots: Slots, seen: Observation) -> None:
         """Move the mean over the window on by the new queries."""
-        mass = seen.probabilities.sum(3).mean(2) / self.queries
+        mass = seen.mass() / self.queries
         if seen.probabilities.shape[3] > 1:
             mass = pool_in_time(mass, slots.positions, self.kernel)
         faded = 1 - seen.queries.clamp(max=self.queries).view(-1, 1, 1) / self.queries
