@@ -50,8 +50,8 @@ class KVCache(Cache):
     """A transformers cache whose full-attention layers are kvfold's.
 
     Make one with `kvfold.make_cache`. It goes wherever transformers takes a cache, for a model that
-    is attached; sliding and other layers stay transformers' own. It is for inference: what it stores
-    carries no gradient.
+    is attached; sliding and other layers stay transformers' own. What it stores carries no
+    gradient.
 
     Example:
         >>> cache = kvfold.make_cache(model, "streaming", budget=64)
