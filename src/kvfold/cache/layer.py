@@ -19,12 +19,9 @@ from kvfold.attention.grouped import (
     causal_attention,
     weigh_values,
 )
-from kvfold.cache.slots import Slots
+from kvfold.cache.slots import Slots, headroom
 from kvfold.errors import ConfigError
 from kvfold.ops.selection import EMPTY
-
-_HEADROOM = 16
-"""A growing layer allocates 1/16 more than it needs, at least 16 slots."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,7 +236,7 @@ class CacheLayer(CacheLayerMixin):
     def _insert(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
         """Find slots for new tokens and write them there."""
         total = len(self.slots) + keys.shape[2]
-        start = self.slots.append(keys, values, headroom=max(_HEADROOM, total // _HEADROOM))
+        start = self.slots.append(keys, values, headroom=headroom(total))
         return slice(start, total)
 
     def reset(self) -> None:

@@ -16,6 +16,11 @@ from kvfold.ops.selection import EMPTY
 POSITION_DTYPE = torch.int32
 
 
+def headroom(slots: int) -> int:
+    """Slots to allocate beyond those in use, so that growing copies little: 1/32, at least 16."""
+    return max(16, slots // 32)
+
+
 class Slots:
     """Growing storage of one layer, `[B, G, T, D]` keys and values.
 

@@ -238,8 +238,8 @@ def _print(comparison: Comparison) -> None:
     if subject.document.expected is not None:
         _say(console.width, f"expected: {subject.document.expected}")
     for result in comparison.results:
-        answer = f"{_mark(result, marks) or ' '} {result.method:<10} {result.answer_line}"
-        _say(console.width, textwrap.shorten(answer, 200, placeholder=" ..."), indent="  ")
+        answer = textwrap.shorten(result.answer_line, 160, placeholder=" ...")
+        _say(console.width, answer, first=f"{_mark(result, marks) or ' '} {result.method:<10} ")
     if not subject.document.continuation:
         _say(console.width, "The document is too short to hold text out: no KL on it.")
 
@@ -275,6 +275,8 @@ def _mark(result: MethodResult, marks: tuple[str, str]) -> str | None:
     return marks[0] if result.is_right else marks[1]
 
 
-def _say(width: int, line: str, *, indent: str = "") -> None:
-    wrapped = textwrap.fill(line, min(width, 100), subsequent_indent=indent)
+def _say(width: int, line: str, *, first: str = "") -> None:
+    wrapped = textwrap.fill(
+        line, min(width, 100), initial_indent=first, subsequent_indent=" " * len(first)
+    )
     stdout().print(Text(wrapped), soft_wrap=True)

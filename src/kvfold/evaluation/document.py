@@ -166,8 +166,13 @@ def _reference(tokenizer: PreTrainedTokenizerBase, length: int) -> list[list[int
 def _choose(seed: int) -> list[tuple[str, str]]:
     generator = random.Random(seed)
     subjects = generator.sample(_KINDS, len(DEPTHS))
-    numbers = generator.sample(range(1_000_000, 10_000_000), len(DEPTHS))
-    return list(zip(subjects, map(str, numbers), strict=True))
+    return [(subject, _number(generator)) for subject in subjects]
+
+
+def _number(generator: random.Random) -> str:
+    """Seven digits, none twice: small models lose count of repeated ones."""
+    digits = generator.sample("0123456789", 7)
+    return "".join(digits if digits[0] != "0" else reversed(digits))
 
 
 def _hide(

@@ -10,13 +10,10 @@ import torch
 from kvfold.attention.grouped import attention_probabilities
 from kvfold.budget import Budget
 from kvfold.cache.layer import CacheLayer, Forward
-from kvfold.cache.slots import Slots
+from kvfold.cache.slots import Slots, headroom
 from kvfold.evict.allowance import even_allowance, row_allowance
 from kvfold.evict.policy import NewTokens, Observation, Policy, Scope
 from kvfold.ops.selection import keep_indices, protected, victim
-
-_HEADROOM = 16
-"""Below its budget a layer allocates 1/16 more than it needs, at least 16 slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class EvictingLayer(CacheLayer):
 
     def _append_one(self, keys: torch.Tensor, values: torch.Tensor) -> slice:
         held = len(self.slots)
-        spare = min(max(_HEADROOM, held // _HEADROOM), self._even_room() - held - 1)
+        spare = min(headroom(held), self._even_room() - held - 1)
         return slice(self.slots.append(keys, values, headroom=spare), held + 1)
 
     def make_room(self) -> bool:
