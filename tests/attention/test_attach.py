@@ -58,6 +58,16 @@ def test_nested():
     assert hooks(model) == 0
 
 
+def test_detached_in_any_order():
+    model = tiny_model()
+    before = model.config._attn_implementation
+    outer, inner = kvfold.attach(model), kvfold.attach(model)
+    outer.detach()
+    inner.detach()
+    assert model.config._attn_implementation == before
+    assert hooks(model) == 0
+
+
 def test_detach_twice():
     model = tiny_model()
     attachment = kvfold.attach(model)

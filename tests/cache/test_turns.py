@@ -107,7 +107,7 @@ def test_speculation_with_eviction_is_refused(method: str):
 def test_crop_after_eviction_is_refused(method: str):
     held = fresh(method, 16)
     kvfold.prefill(attached(), tiny_ids(2, 40), held)
-    with pytest.raises(ConfigError, match="evicted tokens, which cannot come back"):
+    with pytest.raises(ConfigError, match="evicted or repacked tokens, so none can be taken back"):
         held.crop(-3)
     assert held.get_seq_length() == 40
 
@@ -148,3 +148,10 @@ def test_crop_takes_a_length_only_as_a_negative_number():
     assert held.get_seq_length() == 10
     held.crop(-99)
     assert held.get_seq_length() == 0
+
+
+def test_prefill_after_padding_needs_the_mask():
+    held = fresh("full")
+    kvfold.prefill(attached(), tiny_ids(2, 12), held, attention_mask=left_padded([12, 5], 12))
+    with pytest.raises(ConfigError, match="attention_mask over all tokens"):
+        kvfold.prefill(attached(), tiny_ids(2, 3), held)

@@ -61,7 +61,8 @@ class Attachment:
             return
         self._hook.remove()
         self._hook = None
-        self._set(self._before)
+        if self._before != IMPLEMENTATION:
+            self._set(self._before)
 
     def __enter__(self) -> PreTrainedModel:
         """The attached model."""

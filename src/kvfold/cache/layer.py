@@ -263,8 +263,8 @@ class CacheLayer(CacheLayerMixin):
             return
         if self.has_evicted:
             raise ConfigError(
-                "this cache has evicted tokens, which cannot come back: fork() it before the "
-                "tokens you may want to take back, or use method full"
+                "this cache has evicted or repacked tokens, so none can be taken back: fork() it "
+                "before the tokens you may not want, or use method full"
             )
         self._drop_newest(min(-tokens_to_remove, self.seen))
 

@@ -113,7 +113,7 @@ def _set_scales(axes: Axes, distances: list[Interval], results: Sequence[MethodR
 
 def _side_by_side(places: list[float], width: float) -> list[float]:
     """Move markers of nearly the same size apart, around where they stand."""
-    step, moved = 0.036 * width, list(places)
+    step, moved = 0.042 * width, list(places)
     order = sorted(range(len(places)), key=lambda index: places[index])
     while order:
         group = [index for index in order if places[index] - places[order[0]] < step]
