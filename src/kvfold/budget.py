@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, get_args
 
 from kvfold.errors import BudgetError
 
@@ -29,7 +29,8 @@ class Budget:
 
     A ratio follows the logical length as it grows; tokens and bytes are fixed. A ratio and tokens
     bound the tokens kept in each layer. Bytes bound the keys and values, with the positions and
-    statistics kept beside them, over all evicting layers and rows.
+    statistics kept beside them, over all evicting layers and rows. A ratio of a short text never
+    comes to less than `MINIMUM_TOKENS`.
     """
 
     amount: float
@@ -41,6 +42,8 @@ class Budget:
         """Refuse what can never be kept."""
         if not math.isfinite(float(self.amount)) or self.amount <= 0:
             raise BudgetError(f"budget {self.amount:g} keeps nothing: {_HOW}")
+        if self.unit not in get_args(Unit):
+            raise BudgetError(f"unknown budget unit {self.unit!r}: {_HOW}")
         if self.unit == "ratio" and self.amount > 1:
             raise BudgetError(f"budget {self.amount:.0%} is more than the whole cache: {_HOW}")
         if self.unit == "tokens" and self.amount < MINIMUM_TOKENS:
@@ -85,9 +88,14 @@ class Budget:
         if unit in _UNITS:
             return cls(float(number) * _UNITS[unit], "bytes")
         if unit in ("", "tokens", "token"):
-            whole = unit != "" or "." not in number
-            return cls(int(float(number)), "tokens") if whole else cls(float(number), "ratio")
+            return cls(int(number), "tokens") if "." not in number else cls._part(number, unit)
         raise BudgetError(f"budget {text!r} has the unknown unit {match[2]!r}: {_HOW}")
+
+    @classmethod
+    def _part(cls, number: str, unit: str) -> Budget:
+        if unit:
+            raise BudgetError(f"budget {number} {unit} has a part of a token: {_HOW}")
+        return cls(float(number), "ratio")
 
     def tokens(self, seen: int, bytes_per_token: int = 0) -> int:
         """The most tokens one row may keep in one layer.

@@ -99,4 +99,4 @@ def test_dense_is_the_mask_of_transformers(rule: object):
         "batch_size": 2, "q_length": 6, "kv_length": 10, "q_offset": 4, "kv_offset": 0,
         "mask_function": rule, "attention_mask": left_padded([10, 6], 10).bool(),
     }  # fmt: skip
-    assert torch.equal(mask_function(**options).dense(), sdpa_mask(**options))
+    assert torch.equal(mask_function(**options).dense, sdpa_mask(**options))

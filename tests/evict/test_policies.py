@@ -136,7 +136,7 @@ def test_keeps_what_the_loop_keeps(policy: Policy, scope: str):
         held = layer.slots.positions[0].expand(GROUPS, -1)
         for group, head in enumerate(slow.heads):
             assert sorted(held[group].tolist()) == sorted(head.keys)
-        if layer.slots.names == ("mass",):
+        if layer.slots.fields == ("mass",):
             for group, head in enumerate(slow.heads):
                 expected = torch.tensor([head.noted[p] for p in held[group].tolist()])
                 mass = layer.slots.field("mass")[0, group]

@@ -109,10 +109,10 @@ def blockwise_attention(
     value: torch.Tensor,
     scoring: Scoring,
     visible: Visible,
+    *,
+    causal: bool,
 ) -> torch.Tensor:
     """Masked attention, one block of queries after the other.
-
-    The newest Q keys are the queries' own, in order: a block reads no key past its last query.
 
     Args:
         query: `[B, H, Q, D]`.
@@ -120,6 +120,8 @@ def blockwise_attention(
         value: `[B, G, T, D]`.
         scoring: How scores are made.
         visible: Mask of a range of queries.
+        causal: Whether no query sees a newer key; the newest Q keys are the queries' own, in
+            order, and a block then reads no key past its last query.
 
     Returns:
         `[B, H, Q, D]`.
@@ -128,7 +130,7 @@ def blockwise_attention(
     blocks = []
     for start in range(0, queries, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, queries)
-        reach = past + end
+        reach = past + end if causal else key.shape[2]
         part, seen = query[:, :, start:end], visible(start, end)[..., :reach]
         near_key, near_value = key[:, :, :reach], value[:, :, :reach]
         if scoring.is_plain:

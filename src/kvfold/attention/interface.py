@@ -67,14 +67,14 @@ def attention_function(
     if layer is not None:
         output = layer.attend(query, attention_mask, scoring)
         return output.transpose(1, 2).contiguous(), None
-    mask = attention_mask.dense() if isinstance(attention_mask, LazyMask) else attention_mask
+    mask = attention_mask.dense if isinstance(attention_mask, LazyMask) else attention_mask
     if scoring.is_plain:
         # The options are what transformers gave for whichever function it called.
         forward: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward
         return forward(module, query, key, value, mask, dropout, scoring.scaling, **options)
     dense = _boolean(mask, query, key)
     output = blockwise_attention(
-        query, key, value, scoring, lambda start, end: dense[:, :, start:end]
+        query, key, value, scoring, lambda start, end: dense[:, :, start:end], causal=False
     )
     return output.transpose(1, 2).contiguous(), None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ MaskFunction = Callable[..., Any]
 _DENSE_OPTIONS = ("local_size", "allow_is_causal_skip", "allow_is_bidirectional_skip", "use_vmap")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LazyMask:
     """Which keys a query sees, as a rule over columns and a padding mask."""
 
@@ -78,6 +79,7 @@ class LazyMask:
         rows = torch.arange(tokens_first.shape[0], device=positions.device).view(-1, 1, 1, 1)
         return tokens_first[rows, positions]
 
+    @cached_property
     def dense(self) -> torch.Tensor | None:
         """The mask that transformers builds for its own attention, for layers that are not ours."""
         return sdpa_mask(**self.dense_arguments)

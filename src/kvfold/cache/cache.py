@@ -92,11 +92,6 @@ class KVCache(Cache):
         self._forward_is_open = False
 
     @property
-    def is_padded(self) -> bool:
-        """Whether rows of several lengths were seen."""
-        return any(layer.lengths is not None for layer in self.own_layers)
-
-    @property
     def own_layers(self) -> list[CacheLayer]:
         """The layers that are kvfold's."""
         return [layer for layer in self.layers if isinstance(layer, CacheLayer)]

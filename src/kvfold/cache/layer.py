@@ -178,6 +178,7 @@ class CacheLayer(CacheLayerMixin):
     def _place(self, mask: LazyMask, count: int) -> torch.Tensor:
         """Give the new tokens their logical positions `[B, N]` (or `[1, N]`)."""
         tokens, start = mask.new_tokens(), self.seen - count
+        self._check_mask(mask, start)
         if self.lengths is None and tokens is not None and not bool(tokens.all()):
             self.lengths = torch.full((tokens.shape[0],), start, device=tokens.device)
         if self.lengths is None:
@@ -191,6 +192,23 @@ class CacheLayer(CacheLayerMixin):
             self.lengths = self.lengths + tokens.sum(-1)
         self.slots.place(self._inserted, positions)
         return positions
+
+    def _check_mask(self, mask: LazyMask, start: int) -> None:
+        """Refuse a mask that counts other earlier tokens than were stored.
+
+        Raises:
+            ConfigError: Saying to pass the mask of all turns.
+        """
+        if start == 0 or (mask.padding is None and self.lengths is None):
+            return
+        device = self.slots.positions.device
+        stored = torch.as_tensor(start, device=device) if self.lengths is None else self.lengths
+        said = stored.new_tensor(start) if mask.padding is None else mask.padding[:, :start].sum(-1)
+        if bool((said != stored).any()):
+            raise ConfigError(
+                "attention_mask (or leaving it out) counts other tokens than this cache has stored "
+                "in some row: pass the mask over all turns, the padding of earlier ones included"
+            )
 
     def _all_visible(self, mask: LazyMask) -> bool:
         """Whether a newest token sees every slot."""
@@ -211,7 +229,8 @@ class CacheLayer(CacheLayerMixin):
         first = query.shape[2] == keys.shape[2]
         if first and scoring.is_plain and self._all_visible(forward.mask):
             return causal_attention(query, keys, values, scaling=scoring.scaling)
-        return blockwise_attention(query, keys, values, scoring, self._visible(forward))
+        visible, causal = self._visible(forward), forward.mask.is_causal
+        return blockwise_attention(query, keys, values, scoring, visible, causal=causal)
 
     def _visible(self, forward: Forward) -> Callable[[int, int], torch.Tensor]:
         """The mask of a range of the new queries; one for all heads where they see the same."""
@@ -241,7 +260,7 @@ class CacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.slots = Slots(shared=self.slots.shared, fields=self.slots.names)
+        self.slots = Slots(shared=self.slots.shared, fields=self.slots.fields)
         self.seen, self.lengths, self.has_evicted = 0, None, False
         self.awaits_attention = False
 
@@ -269,6 +288,10 @@ class CacheLayer(CacheLayerMixin):
         self._drop_newest(min(-tokens_to_remove, self.seen))
 
     def _drop_newest(self, count: int) -> None:
+        if count == self.seen:
+            self.reset()
+            return
+        self.slots.thaw()
         self.seen -= count
         if self.lengths is not None:
             self.lengths = self.lengths - (self.slots.positions[:, 0, -count:] >= 0).sum(-1)

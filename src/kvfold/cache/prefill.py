@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from kvfold.cache.cache import KVCache
 from kvfold.errors import ConfigError
 
 
@@ -51,15 +50,11 @@ def prefill(
         Logits of the last token, `[B, V]`.
 
     Raises:
-        ConfigError: For no tokens, a chunk size below 1, a mask that is missing or of the wrong
-            width, or more tokens than the model has positions.
+        ConfigError: For no tokens, a chunk size below 1, more tokens than the model has positions,
+            or a mask that is of the wrong width or does not fit what the cache has stored.
     """
     seen, count = cache.get_seq_length(), input_ids.shape[1]
     _check(model, seen, count, attention_mask, chunk_size)
-    if attention_mask is None and isinstance(cache, KVCache) and cache.is_padded:
-        raise ConfigError(
-            "the cache holds rows with padding: pass the attention_mask over all tokens seen"
-        )
     logits = torch.empty(0)
     for start in range(0, count, chunk_size or count):
         end = min(start + (chunk_size or count), count)

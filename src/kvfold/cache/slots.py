@@ -36,7 +36,7 @@ class Slots:
             fields: Names of what a policy notes of each slot.
         """
         self.shared = shared
-        self.names = fields
+        self.fields = fields
         self.length = 0
         self._tensors: dict[str, torch.Tensor] = {}
 
@@ -108,11 +108,12 @@ class Slots:
         start, needed = self.length, self.length + keys.shape[2]
         if self.is_empty:
             self._start(keys, values, headroom)
-        elif needed > self.capacity:
+            self.length = needed
+            return start
+        if needed > self.capacity:
             self._grow(needed + headroom)
         self.length = needed
-        if start > 0:
-            self.put(slice(start, needed), keys, values)
+        self.put(slice(start, needed), keys, values)
         return start
 
     def _start(self, keys: torch.Tensor, values: torch.Tensor, headroom: int) -> None:
@@ -125,7 +126,7 @@ class Slots:
             "values": _adopted(values) if headroom == 0 else _resized(values, capacity),
             "positions": positions.to(keys.device),
         }
-        for name in self.names:
+        for name in self.fields:
             self._tensors[name] = keys.new_zeros((batch, groups, capacity), dtype=torch.float32)
 
     def _grow(self, capacity: int) -> None:
@@ -143,7 +144,7 @@ class Slots:
     def clear(self, where: slice) -> None:
         """Make slots empty."""
         self._tensors["positions"][:, :, where] = EMPTY
-        for name in self.names:
+        for name in self.fields:
             self._tensors[name][:, :, where] = 0
 
     def put(self, where: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -162,7 +163,7 @@ class Slots:
         heads = where.expand(-1, keys.shape[1], -1)
         for name, new in (("keys", keys), ("values", values)):
             self._tensors[name].scatter_(2, heads[..., None].expand_as(new), new)
-        for name in self.names:
+        for name in self.fields:
             self._tensors[name].scatter_(2, heads, 0.0)
 
     def place(self, where: slice | torch.Tensor, positions: torch.Tensor) -> None:

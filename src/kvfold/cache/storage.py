@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from kvfold.attention import require_attached
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
 from kvfold.errors import ArtifactError
@@ -31,13 +32,15 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
     """Write a cache under a temporary name, then rename it.
 
     Raises:
-        ArtifactError: When the model is gone, or the file cannot be written.
+        ArtifactError: When the model is gone, a layer is of a kind that cannot be read back, or
+            the file cannot be written.
     """
     if cache.model is None:
         raise ArtifactError("the cache's model no longer exists: save it while the model does")
     record = {
         "format": FORMAT,
         "fingerprint": fingerprint(cache.model),
+        "dtype": str(cache.model.dtype),
         "spec": asdict(cache.spec),
         "layers": [_facts(layer) for layer in cache.layers],
     }
@@ -86,7 +89,8 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
         build: Makes an empty cache from its description.
 
     Raises:
-        ArtifactError: When the file is missing, damaged, of another format or model.
+        ArtifactError: When the file is missing, damaged, of another format, model or dtype.
+        ConfigError: When the model is not attached.
     """
     record, tensors = _read(Path(path))
     if record.get("format") != FORMAT:
@@ -94,10 +98,16 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
             f"{path} has cache format {record.get('format')}, this version reads {FORMAT}: "
             "write the cache again"
         )
-    if record["fingerprint"] != fingerprint(model):
+    if record.get("fingerprint") != fingerprint(model):
         raise ArtifactError(
             f"{path} was written with another model: load that model, or prefill again"
         )
+    if record.get("dtype") != str(model.dtype):
+        raise ArtifactError(
+            f"{path} was written in {record.get('dtype')}, but the model runs in {model.dtype}: "
+            "load the model in that dtype, or prefill again"
+        )
+    require_attached(model)
     try:
         cache = build(model, CacheSpec(**record["spec"]))
         tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
@@ -141,6 +151,8 @@ def _tensors(layer: object) -> dict[str, torch.Tensor]:
     if isinstance(layer, CacheLayer):
         tensors = dict(layer.slots.state())
         return tensors if layer.lengths is None else tensors | {"lengths": layer.lengths}
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        raise ArtifactError(f"a {type(layer).__name__} cannot be saved: prefill again instead")
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         return {"keys": layer.keys, "values": layer.values}
     return {}

@@ -1,7 +1,7 @@
 """Eviction: keep B tokens of each layer, chosen by a policy."""
 
 import kvfold.evict.policies  # noqa: F401 - registers the policies
-from kvfold.evict.build import build_cache, register_methods
+from kvfold.evict.build import build_cache
 from kvfold.evict.layer import EvictingLayer, Eviction
 from kvfold.evict.policy import (
     POLICIES,
@@ -11,8 +11,6 @@ from kvfold.evict.policy import (
     Scope,
     register_policy,
 )
-
-register_methods()
 
 __all__ = [
     "POLICIES",

@@ -17,7 +17,7 @@ def even_allowance(
         length: Tokens seen.
         bytes_per_token: What one more token of every row costs over all layers.
         growing: Whether tokens come one at a time. A ratio then allows one more every few steps;
-            it is rounded down to 32 steps a doubling, so that storage grows rarely and is within
+            it is rounded down to 16 steps a doubling, so that storage grows rarely and is within
             the budget at every moment.
     """
     allowed = budget.tokens(length, bytes_per_token)
@@ -32,9 +32,10 @@ def row_allowance(
     """Tokens that each row may keep: `even_allowance` of each length, `[B]`."""
     if budget.unit != "ratio":
         return torch.full_like(lengths, budget.tokens(0, bytes_per_token))
-    exact = lengths.double() * budget.amount * ROUNDING
+    # Not every device has float64; the rows are few.
+    exact = lengths.cpu().double() * budget.amount * ROUNDING
     allowed = exact.floor().long().clamp_min(MINIMUM_TOKENS)
-    if not growing:
-        return allowed
-    step = 2 ** (torch.log2(allowed.double()).floor().long() - 4).clamp_min(0)
-    return allowed - allowed % step
+    if growing:
+        step = 2 ** (torch.log2(allowed.double()).floor().long() - 4).clamp_min(0)
+        allowed = allowed - allowed % step
+    return allowed.to(lengths.device)

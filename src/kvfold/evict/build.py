@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvfold.budget import Budget
 from kvfold.cache.cache import CacheSpec, KVCache
-from kvfold.cache.methods import METHODS, Method
+from kvfold.cache.layer import CacheLayer
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.evict.layer import EvictingLayer, Eviction
 from kvfold.evict.options import whole_number
@@ -57,6 +57,8 @@ def build_cache(
         layers=_evicting_layers(model, method),
     )
     spec = CacheSpec(method, str(budget), eviction.scope, dict(options))
+    if not policy.evicts or budget.is_everything:
+        return KVCache(model, spec, CacheLayer)
     coordinator = TokenScope() if eviction.scope == "token" else None
     return KVCache(model, spec, lambda: EvictingLayer(eviction), coordinator=coordinator)
 
@@ -89,10 +91,3 @@ def _evicting_layers(model: PreTrainedModel, method: str) -> int:
             "%s has no full-attention layer: %s has nothing to evict", type(model).__name__, method
         )
     return count
-
-
-def register_methods() -> None:
-    """Offer every policy as a method; doing it again changes nothing."""
-    for name in POLICIES:
-        if name not in METHODS:
-            METHODS.register(name, Method(build_cache, POLICIES[name].summary))

@@ -27,9 +27,9 @@ class Eviction:
     scope: Scope
     """What shares one kept set."""
     sinks: int
-    """First tokens that always stay."""
+    """First tokens that always stay, in at most a quarter of the budget."""
     recent: int
-    """Last tokens that always stay."""
+    """Last tokens that always stay, in at most half of the budget."""
     layers: int
     """Evicting layers in the cache, for a budget in bytes."""
 
@@ -52,13 +52,8 @@ class EvictingLayer(CacheLayer):
 
     @property
     def is_croppable(self) -> bool:
-        """Only while nothing can be evicted, now or later."""
-        return not self.can_evict
-
-    @property
-    def can_evict(self) -> bool:
-        """Whether a token may ever go."""
-        return self.eviction.policy.evicts and not self.eviction.budget.is_everything
+        """Not for good: sooner or later a token is evicted."""
+        return False
 
     def reset(self) -> None:
         """Forget everything."""
@@ -91,8 +86,6 @@ class EvictingLayer(CacheLayer):
     # Storing ----------------------------------------------------------------------------------
 
     def _insert(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
-        if not self.can_evict:
-            return super()._insert(keys, values)
         self._new = (keys, values)
         if keys.shape[2] > 1 or self.slots.is_empty:
             self._may_be_over = True
@@ -156,7 +149,7 @@ class EvictingLayer(CacheLayer):
     # After attention --------------------------------------------------------------------------
 
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
-        if not self.can_evict or self.eviction.policy.window == 0:
+        if self.eviction.policy.window == 0:
             return
         tokens = positions >= 0
         if self.lengths is not None:
@@ -174,8 +167,6 @@ class EvictingLayer(CacheLayer):
             self.slots.note(self._inserted, name, numbers)
 
     def _settle(self, forward: Forward) -> None:
-        if not self.can_evict:
-            return
         if forward.query.shape[2] > 1:
             self._look_back(forward)
         if self.eviction.scope != "token" and self.is_over:
@@ -214,5 +205,6 @@ class EvictingLayer(CacheLayer):
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super()._change_rows(change)
+        self._chosen = None
         # Bytes are for the whole batch: with more rows, each may keep less.
-        self._chosen, self._may_be_over = None, True
+        self._may_be_over |= self.eviction.budget.unit == "bytes"

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from transformers import PreTrainedModel
 
+from kvfold.budget import Budget
+from kvfold.cache import METHODS, KVCache, Method
 from kvfold.cache.slots import Slots
 from kvfold.registry import Registry
 
@@ -82,14 +85,23 @@ class Policy(ABC):
         """How much each slot deserves to stay: `[B, G, T]`, or `[B, 1, T]` for all heads."""
 
 
+def _build(
+    model: PreTrainedModel, method: str, budget: Budget | None, options: dict[str, object]
+) -> KVCache:
+    from kvfold.evict.build import build_cache
+
+    return build_cache(model, method, budget, options)
+
+
 POLICIES: Registry[type[Policy]] = Registry("policy")
 """Every eviction policy by its name."""
 
 
 def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
-    """Decorate a policy class to make it a method of that name."""
+    """Decorate a policy class to make it a method of that name, which `make_cache` takes."""
 
     def add(policy: type[Policy]) -> type[Policy]:
+        METHODS.register(name, Method(_build, policy.summary))
         return POLICIES.register(name, policy)
 
     return add

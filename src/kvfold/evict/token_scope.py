@@ -36,7 +36,7 @@ class TokenScope:
 
 
 def _evicting(layers: list[CacheLayer]) -> list[EvictingLayer]:
-    return [layer for layer in layers if isinstance(layer, EvictingLayer) and layer.can_evict]
+    return [layer for layer in layers if isinstance(layer, EvictingLayer)]
 
 
 def _mean_scores(layers: list[EvictingLayer]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression"
 (arXiv 2406.11430): keys of low norm tend to receive much attention. It never looks at attention.
+Departure: of keys that are all but equally long, the older goes first.
 """
 
 from __future__ import annotations
