@@ -70,18 +70,33 @@ def test_blockwise(
     query, key, value, visible = inputs(shape, dtype)
     output, _ = attention(query, key, value, visible, 0.3, softcap)
     scoring = Scoring(0.3, softcap=softcap)
+    for causal in (True, False):
+        actual = blockwise_attention(
+            query, key, value, scoring, lambda a, b: visible[:, :, a:b], causal=causal
+        )
+        assert actual.dtype == dtype
+        assert_rms(actual, output, tolerance)
+
+
+def test_blockwise_with_a_rule_that_sees_newer_keys(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grouped, "QUERY_BLOCK", 2)
+    query, key, value, visible = inputs((2, 4, 2, 5, 11, 16))
+    both = torch.ones_like(visible)
+    output, _ = attention(query, key, value, both, 0.3)
+    rule = Scoring(0.3)
     actual = blockwise_attention(
-        query, key, value, scoring, lambda start, end: visible[:, :, start:end]
+        query, key, value, rule, lambda a, b: both[:, :, a:b], causal=False
     )
-    assert actual.dtype == dtype
-    assert_rms(actual, output, tolerance)
+    assert_rms(actual, output, 1e-5)
 
 
 def test_one_mask_for_all_rows_and_heads():
     query, key, value, visible = inputs((2, 4, 2, 5, 11, 16))
     one = visible[:1, :1]
     output, _ = attention(query, key, value, one.expand(2, 2, 5, 11), 0.3)
-    actual = blockwise_attention(query, key, value, Scoring(0.3), lambda a, b: one[:, :, a:b])
+    actual = blockwise_attention(
+        query, key, value, Scoring(0.3), lambda a, b: one[:, :, a:b], causal=True
+    )
     assert_rms(actual, output, 1e-5)
     probabilities = attention_probabilities(query, key, Scoring(0.3), visible=one)
     assert_rms(weigh_values(probabilities, value), output, 1e-5)
@@ -119,6 +134,6 @@ def test_sinks_take_weight_as_one_more_key_without_value(
     assert_rms(probabilities.flatten(1, 2), weights, 1e-5)
     assert (probabilities.sum(-1) < 1).all()
     actual = blockwise_attention(
-        query, key, value, scoring, lambda start, end: visible[:, :, start:end]
+        query, key, value, scoring, lambda start, end: visible[:, :, start:end], causal=True
     )
     assert_rms(actual, weights @ values, 1e-5)

@@ -9,7 +9,7 @@ import torch
 
 import kvfold
 from kvfold.cache import KVCache
-from kvfold.errors import ArtifactError
+from kvfold.errors import ArtifactError, ConfigError
 from tests.contract import BASIC, EVICTING, attached, held_positions, left_padded, teacher_forced
 from tests.tiny import tiny_ids, tiny_model
 
@@ -191,3 +191,18 @@ def test_a_cache_whose_model_is_gone_cannot_be_saved(tmp_path: Path):
     del model
     with pytest.raises(ArtifactError, match="model no longer exists"):
         held.save(tmp_path / "cache")
+
+
+def test_another_dtype_is_refused(saved: Path):
+    model = tiny_model()
+    model.to(torch.bfloat16)
+    with (
+        kvfold.attach(model),
+        pytest.raises(ArtifactError, match=r"written in torch.float32, but the model runs in"),
+    ):
+        kvfold.load_cache(saved, model)
+
+
+def test_a_model_that_is_not_attached_is_told_so(saved: Path):
+    with pytest.raises(ConfigError, match="kvfold.attach"):
+        kvfold.load_cache(saved, tiny_model())

@@ -150,8 +150,35 @@ def test_crop_takes_a_length_only_as_a_negative_number():
     assert held.get_seq_length() == 0
 
 
-def test_prefill_after_padding_needs_the_mask():
+def test_a_turn_after_padding_needs_the_mask_of_all_turns():
     held = fresh("full")
+    mask = left_padded([12, 5], 12)
+    kvfold.prefill(attached(), tiny_ids(2, 12), held, attention_mask=mask)
+    for wrong in (None, torch.ones(2, 15, dtype=torch.long)):
+        with pytest.raises(ConfigError, match="pass the mask over all turns"):
+            kvfold.prefill(attached(), tiny_ids(2, 3), held.fork(), attention_mask=wrong)
+    whole = torch.cat([mask, mask.new_ones(2, 3)], dim=1)
+    kvfold.prefill(attached(), tiny_ids(2, 3), held, attention_mask=whole)
+    assert held.own_layers[0].lengths.tolist() == [15, 8]
+
+
+def test_a_mask_that_hides_what_was_stored_is_refused():
+    held = fresh("full")
+    kvfold.prefill(attached(), tiny_ids(1, 12), held)
+    hiding = torch.ones(1, 15, dtype=torch.long)
+    hiding[0, 4] = 0
+    with pytest.raises(ConfigError, match="pass the mask over all turns"):
+        kvfold.prefill(attached(), tiny_ids(1, 3), held, attention_mask=hiding)
+
+
+@pytest.mark.parametrize("method", ["full", "h2o"])
+def test_cropped_to_nothing_is_as_new(method: str):
+    held = fresh(method, 64)
     kvfold.prefill(attached(), tiny_ids(2, 12), held, attention_mask=left_padded([12, 5], 12))
-    with pytest.raises(ConfigError, match="attention_mask over all tokens"):
-        kvfold.prefill(attached(), tiny_ids(2, 3), held)
+    if method == "full":
+        held.crop(-12)
+    else:
+        held.reset()
+    other = tiny_ids(2, 20, seed=9)
+    expected = kvfold.prefill(attached(), other, fresh(method, 64))
+    assert torch.equal(kvfold.prefill(attached(), other, held), expected)

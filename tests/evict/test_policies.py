@@ -45,9 +45,7 @@ class SlowHead:
         window, reach = self.policy.queries, self.policy.kernel // 2
         order = sorted(self.keys)
         fresh = {
-            p: sum(mass[q] for q in order[max(0, i - reach) : i + reach + 1]) / self.policy.kernel
-            if pooled
-            else mass[p]
+            p: max(mass[q] for q in order[max(0, i - reach) : i + reach + 1]) if pooled else mass[p]
             for i, p in enumerate(order)
         }
         stays = 1 - min(count, window) / window

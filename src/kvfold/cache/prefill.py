@@ -59,18 +59,28 @@ def prefill(
     for start in range(0, count, chunk_size or count):
         end = min(start + (chunk_size or count), count)
         mask = None if attention_mask is None else attention_mask[:, : seen + end]
-        output = model(
-            input_ids=input_ids[:, start:end],
-            attention_mask=mask,
-            position_ids=_positions(mask, seen + start, seen + end, input_ids.device),
-            logits_to_keep=1,
-            use_cache=True,
-            **{CACHE_KEYWORD: cache},
-        )
-        logits = output.logits[:, -1]
+        logits = _run(model, input_ids[:, start:end], mask, seen + start, cache)
         if on_progress is not None:
             on_progress(end)
     return logits
+
+
+def _run(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    start: int,
+    cache: Cache,
+) -> torch.Tensor:
+    output = model(
+        input_ids=input_ids,
+        attention_mask=mask,
+        position_ids=_positions(mask, start, start + input_ids.shape[1], input_ids.device),
+        logits_to_keep=1,
+        use_cache=True,
+        **{CACHE_KEYWORD: cache},
+    )
+    return output.logits[:, -1]
 
 
 def _positions(

@@ -6,17 +6,17 @@ import torch
 
 
 def pool_in_time(scores: torch.Tensor, positions: torch.Tensor, kernel: int) -> torch.Tensor:
-    """Average each score with its neighbours in time, wherever they are stored.
+    """Raise each score to the highest of its neighbours in time, wherever they are stored.
 
     Args:
-        scores: One a slot, `[B, G, T]`; zero where the slot is empty.
+        scores: One a slot and not negative, `[B, G, T]`; zero where the slot is empty.
         positions: Logical positions, `[B, P, T]` with P = G or 1.
         kernel: Odd number of neighbouring tokens, the token itself included.
 
     Returns:
-        Averages `[B, G, T]`, in the slots' own order; tokens past either end count as zero.
+        `[B, G, T]`, in the slots' own order.
     """
     by_age = positions.argsort(dim=-1, stable=True).expand_as(scores)
     ordered = scores.gather(-1, by_age)
-    pooled = torch.nn.functional.avg_pool1d(ordered, kernel, stride=1, padding=kernel // 2)
+    pooled = torch.nn.functional.max_pool1d(ordered, kernel, stride=1, padding=kernel // 2)
     return torch.empty_like(scores).scatter_(-1, by_age, pooled)
