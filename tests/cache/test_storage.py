@@ -204,5 +204,5 @@ def test_another_dtype_is_refused(saved: Path):
 
 
 def test_a_model_that_is_not_attached_is_told_so(saved: Path):
-    with pytest.raises(ConfigError, match="kvfold.attach"):
+    with pytest.raises(ConfigError, match=r"kvfold\.attach"):
         kvfold.load_cache(saved, tiny_model())
