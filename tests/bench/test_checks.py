@@ -85,4 +85,3 @@ def test_sizes_follow_from_model_and_dtype(saved: Saved) -> None:
     assert facts.dtype == torch.bfloat16
     assert facts.kv_bytes(10) == 10 * 3 * 2 * 2 * 16 * 2  # layers, k and v, heads, dim, bytes
     assert facts.weight_bytes == 2 * facts.anatomy.parameters
-    assert facts.intermediate_size == 128

@@ -14,7 +14,7 @@ from kvfold import api
 from kvfold.bench.measure import perform
 from kvfold.bench.request import Measurement, Request
 from kvfold.bench.subjects import held_by, prepare, stored_cache
-from kvfold.bench.text import text_tokens
+from kvfold.bench.text import reference_text, text_tokens
 from kvfold.cache import CACHE_KEYWORD
 from kvfold.errors import ConfigError
 from kvfold.models import load_model
@@ -124,13 +124,7 @@ def test_short_texts_begin_again(saved: Saved) -> None:
     _, tokenizer = load_model(saved("llama"), device="cpu")
     whole = text_tokens(tokenizer, 400_000)
     assert whole.shape == (1, 400_000)
-    length = len(tokenizer.encode(full_text(), add_special_tokens=False))
+    length = len(tokenizer.encode(reference_text(400_000), add_special_tokens=False))
     assert length < 400_000
     assert torch.equal(whole[:, length : length + 50], whole[:, :50])
     assert torch.equal(text_tokens(tokenizer, 50), whole[:, :50])
-
-
-def full_text() -> str:
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -11,6 +11,7 @@ import pytest
 from kvfold.bench import DecodeSettings, bench_decode, output
 from kvfold.bench.chart import draw
 from kvfold.bench.comparison import BenchResult
+from kvfold.errors import ArtifactError
 from tests.bench.fakes import FakeRunner, silent
 
 
@@ -32,6 +33,22 @@ def test_both_files_are_written(result: BenchResult, tmp_path: Path) -> None:
     document = json.loads(data.read_text(encoding="utf-8"))
     assert document == json.loads(json.dumps(result.to_dict()))
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_environment_is_that_of_the_measurement(
+    result: BenchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = result.to_dict()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "of later")
+    assert result.to_dict() == before
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_error(
+    result: BenchResult, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match="cannot write"):
+        output.write_result(result, tmp_path / "file" / "out")
 
 
 def test_nothing_half_written_is_left(

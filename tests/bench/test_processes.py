@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvfold.bench import processes
-from kvfold.bench.processes import alternate, measured, run_process, scratch_folder
-from kvfold.bench.request import Measurement, Request
+from kvfold.bench.processes import measured, run_process, scratch_folder
+from kvfold.bench.request import Request
 from kvfold.errors import KVFoldError
-from tests.bench.fakes import FakeRunner
 
 REQUEST = Request(
     task="prefill",
@@ -56,8 +55,9 @@ def test_the_last_line_of_a_failed_process_is_told(
     assert words in str(caught.value)
 
 
-def test_a_process_gets_the_request_and_a_passive_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("own", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_a_process_gets_the_request_and_a_passive_environment_by_default(
+    own: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"
     program.write_text(
@@ -66,26 +66,14 @@ def test_a_process_gets_the_request_and_a_passive_environment(
     )
     program.chmod(0o755)
     monkeypatch.setattr(processes.sys, "executable", str(program))
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
     assert run_process(REQUEST) is None
     assert Request.from_json((tmp_path / "request").read_text()) == REQUEST
-    assert (tmp_path / "policy").read_text() == "PASSIVE\n"
+    assert (tmp_path / "policy").read_text() == f"{policy}\n"
     source = Path(processes.__file__).parents[2]
     assert (tmp_path / "path").read_text().split(os.pathsep)[0].strip() == str(source)
-
-
-def test_subjects_take_turns() -> None:
-    order: list[tuple[str, int]] = []
-    fake = FakeRunner()
-
-    def measure(subject: str, number: int) -> Measurement:
-        order.append((subject, number))
-        return measured(fake, REQUEST)
-
-    outcomes = alternate(("a", "b", "c"), 2, measure)
-    assert order == [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("c", 2)]
-    assert [outcome.subject for outcome in outcomes] == ["a", "b", "c"]
-    assert [each.rss_peak for each in outcomes[1].measurements] == [2002, 2005]
 
 
 def test_a_runner_that_measures_nothing_is_an_error() -> None:

@@ -69,7 +69,7 @@ def test_json_is_the_only_thing_on_stdout(
         (["--budget", "abc"], "'abc' is not an amount"),
         (["--budget", "200%"], "more than the whole cache"),
         (["--methods", "full,best"], "unknown method 'best'"),
-        (["--methods", ""], "unknown method ''"),
+        (["--methods", ","], "no method is named"),
         (["--max-new-tokens", "0"], "below 1"),
         (["--chunk-size", "0"], "below 1"),
         (["--question", " "], "the question is empty"),

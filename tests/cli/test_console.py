@@ -9,21 +9,13 @@ import logging
 import pytest
 from rich.console import Console
 
-from kvfold.cli.console import facts, format_bytes, print_json, quiet_libraries, stdout, table
+from kvfold.cli.console import facts, print_json, quiet_libraries, stdout, table
 
 
 def rendered(renderable: object) -> list[str]:
     console = Console(width=60, file=io.StringIO(), record=True)
     console.print(renderable)
     return console.export_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (3 * 2**20, "3.0 MiB"), (2**42, "4.0 TiB")],
-)
-def test_format_bytes(count: int, text: str) -> None:
-    assert format_bytes(count) == text
 
 
 def test_json_is_one_strict_document(capsys: pytest.CaptureFixture[str]) -> None:

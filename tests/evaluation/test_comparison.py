@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from transformers import PreTrainedModel
 
 import kvfold
-from kvfold.errors import ConfigError
+from kvfold.errors import ConfigError, UnsupportedModelError
 from kvfold.evaluation import (
     Comparison,
     Document,
@@ -23,7 +24,6 @@ from kvfold.evaluation import (
 )
 from kvfold.evaluation.chart import draw
 from kvfold.evaluation.comparison import contains
-from kvfold.evaluation.export import write_whole
 from kvfold.evaluation.settings import Timing
 from tests.tiny import tiny_model
 from tests.tiny_folder import byte_tokenizer
@@ -59,7 +59,7 @@ def test_full_is_added_and_is_at_no_distance_from_itself(found: Comparison) -> N
     assert (full.on_answer.kl.mean, full.on_continuation.kl.high) == (0.0, 0.0)
     assert (full.on_answer.agreement, full.on_continuation.agreement) == (1.0, 1.0)
     assert full.on_continuation.kl.count == 64
-    assert (full.times_full.low, full.times_full.high) == (1.0, 1.0)
+    assert full.times_full.samples == (1.0, 1.0)
 
 
 def test_methods_keep_to_the_budget_and_differ_from_full(found: Comparison) -> None:
@@ -67,7 +67,8 @@ def test_methods_keep_to_the_budget_and_differ_from_full(found: Comparison) -> N
     for result in found.results[1:]:
         assert result.report.tokens_seen == tokens
         assert result.report.tokens_kept == [tokens // 4] * 3
-        assert 0.25 < result.share < 0.35  # positions and statistics weigh more in a tiny model
+        # Positions and statistics weigh more in a tiny model.
+        assert 0.25 < result.share_of_full < 0.35
         assert result.on_continuation is not None
         assert result.on_continuation.kl.mean > 1e-3
 
@@ -117,6 +118,20 @@ def test_a_prompt_longer_than_the_model_is_refused() -> None:
         run(max_position_embeddings=300)
 
 
+def test_a_model_without_a_fingerprint_is_refused_before_measuring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(model: PreTrainedModel) -> str:
+        raise UnsupportedModelError("no rotary positions")
+
+    monkeypatch.setattr("kvfold.evaluation.comparison.fingerprint", refuse)
+    model, stages = tiny_model(vocab_size=259), []
+    kvfold.attach(model)
+    with pytest.raises(UnsupportedModelError):
+        compare(model, TOKENIZER, built_in(), QUICK, progress=lambda *stage: stages.append(stage))
+    assert stages == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -158,21 +173,11 @@ def test_files_say_what_was_found(found: Comparison, tmp_path: Path) -> None:
     assert [result["method"] for result in document["results"]] == ["full", "snapkv", "streaming"]
     report = document["results"][1]["report"]
     assert report["bytes_fast"] == found.results[1].report.bytes_fast
+    rates = document["results"][2]["tokens_per_second"]
+    assert rates["samples"] == list(found.results[2].tokens_per_second.samples)
+    assert (rates["low"], rates["high"]) == (min(rates["samples"]), max(rates["samples"]))
+    assert rates["low"] <= rates["median"] <= rates["high"]
+    assert rates["count"] == 2
     pixels = imread(chart)
     assert min(pixels.shape[:2]) > 600
     assert sorted(path.name for path in numbers.parent.iterdir()) == ["compare.json", "compare.png"]
-
-
-def test_a_failed_write_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    write_whole(path, b"old")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kvfold.evaluation.export.os.replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, b"new")
-    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]

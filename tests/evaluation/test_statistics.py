@@ -1,11 +1,11 @@
-"""Intervals and spreads."""
+"""Intervals of means."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kvfold.evaluation.statistics import Interval, Spread
+from kvfold.evaluation.statistics import Interval
 
 
 def test_interval_agrees_with_the_normal_one() -> None:
@@ -20,7 +20,3 @@ def test_interval_agrees_with_the_normal_one() -> None:
 
 def test_interval_of_equal_numbers_has_no_width() -> None:
     assert Interval.of(torch.zeros(3), seed=0) == Interval(0.0, 0.0, 0.0, 3)
-
-
-def test_spread() -> None:
-    assert Spread.of([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0, 4)

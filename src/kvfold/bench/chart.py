@@ -5,10 +5,11 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvfold.artifacts import MIB
 from kvfold.bench.comparison import BenchResult, Comparison
 
-_COLOURS = ("tab:gray", "tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:red", "tab:brown")
-_MEBIBYTE = 2**20
+COLOURS = ("#3b3b3b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's palette, which the colour-blind can tell apart, after a grey."""
 
 
 def draw(result: BenchResult) -> Figure:
@@ -35,7 +36,7 @@ def _draw_speed(axes: Axes, comparison: Comparison, kind: str) -> None:
 
 
 def _draw_size(axes: Axes, comparison: Comparison) -> None:
-    _bars(axes, comparison, [o.last.cache_bytes / _MEBIBYTE for o in comparison.outcomes], None)
+    _bars(axes, comparison, [o.last.cache_bytes / MIB for o in comparison.outcomes], None)
     axes.set_xlabel("cache MiB")
 
 
@@ -43,7 +44,7 @@ def _bars(
     axes: Axes, comparison: Comparison, widths: list[float], error: list[list[float]] | None
 ) -> None:
     names = [each.subject for each in comparison.outcomes]
-    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(names))]
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
     bars = axes.barh(names, widths, xerr=error, color=colours, capsize=3)
     axes.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     axes.margins(x=0.15)

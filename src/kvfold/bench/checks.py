@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from kvfold.artifacts import format_bytes
 from kvfold.attention import attach
 from kvfold.bench.memory import available
 from kvfold.bench.settings import DecodeSettings, PrefillSettings
 from kvfold.bench.subjects import budget_of, empty_cache, require_subject
 from kvfold.budget import Budget
 from kvfold.errors import ConfigError
-from kvfold.models import Anatomy, anatomy_of, parse_device, parse_dtype, skeleton, text_config
+from kvfold.models import Anatomy, anatomy_of, parse_device, parse_dtype, skeleton
 from kvfold.models.home import Progress
-
-_GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,6 @@ class ModelFacts:
 
     anatomy: Anatomy
     """The model."""
-    intermediate_size: int
-    """Width of the MLP."""
     dtype: torch.dtype
     """Of weights and cache."""
 
@@ -97,8 +94,7 @@ def _facts(settings: DecodeSettings | PrefillSettings, progress: Progress) -> Mo
     with attach(model):
         for subject in settings.subjects:
             empty_cache(model, subject, budget_of(subject, settings.budget))
-    width = getattr(text_config(model), "intermediate_size", 4 * anatomy.hidden_size)
-    return ModelFacts(anatomy, int(width), model.dtype if dtype is None else dtype)
+    return ModelFacts(anatomy, model.dtype if dtype is None else dtype)
 
 
 def _check_context(
@@ -126,6 +122,6 @@ def _check_sizes(settings: DecodeSettings | PrefillSettings, facts: ModelFacts) 
     if needed > free:
         raise ConfigError(
             f"weights and full cache of batch {batch} at context {max(settings.contexts)} take "
-            f"{needed / _GIBIBYTE:.1f} GiB and {free / _GIBIBYTE:.1f} GiB are free: "
+            f"{format_bytes(needed)} and {format_bytes(free)} are free: "
             "give less context or a smaller batch"
         )

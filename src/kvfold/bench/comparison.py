@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from kvfold.bench.request import Measurement
@@ -114,16 +114,18 @@ class BenchResult:
     """What they say."""
     notes: tuple[str, ...]
     """What a reader has to know to judge them."""
+    environment: dict[str, object] = field(default_factory=environment)
+    """Versions, commit and machine."""
 
     def to_dict(self) -> dict[str, object]:
-        """The result as plain data, with the environment it was measured in."""
+        """The result as plain data."""
         return {
             "format": FORMAT,
             "kind": self.kind,
             "command": self.settings.command(self.kind),
             "settings": self.settings.to_dict(),
             "seed": SEED,
-            "environment": environment(),
+            "environment": self.environment,
             "notes": list(self.notes),
             "comparisons": [each.to_dict() for each in self.comparisons],
             "findings": [each.to_dict() | {"text": str(each)} for each in self.findings],

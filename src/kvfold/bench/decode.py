@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 from kvfold.bench.checks import ModelFacts, check
 from kvfold.bench.comparison import BenchResult, Comparison, Finding, Outcome, common_notes
-from kvfold.bench.processes import Runner, alternate, measured, run_process, scratch_folder
+from kvfold.bench.processes import Runner, measured, run_process, scratch_folder
 from kvfold.bench.request import Measurement, Request
+from kvfold.bench.rounds import alternate
 from kvfold.bench.settings import DYNAMIC, DecodeSettings
 from kvfold.bench.spread import Spread, divide
 from kvfold.bench.subjects import request_for
@@ -133,7 +135,7 @@ def _time_all(
         )
         return measured(runner, request)
 
-    return alternate(settings.subjects, settings.rounds, measure)
+    return tuple(starmap(Outcome, alternate(settings.subjects, settings.rounds, measure).items()))
 
 
 def payoffs(comparisons: list[Comparison]) -> list[Finding]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from kvfold.bench.memory import peak_resident, resident
 from kvfold.bench.request import Measurement, Request
+from kvfold.bench.rounds import seconds_now
 from kvfold.bench.subjects import empty_cache, held_by, prepare, stored_cache
 from kvfold.bench.text import text_tokens
 from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
@@ -58,9 +57,9 @@ def _time_decode(
     cache.batch_repeat_interleave(request.batch)
     seconds = []
     for token in steps.split(1, dim=1):
-        begin = _now(model)
+        begin = seconds_now(model.device)
         model(input_ids=token, use_cache=True, **{CACHE_KEYWORD: cache})
-        seconds.append(_now(model) - begin)
+        seconds.append(seconds_now(model.device) - begin)
     timed, tokens = seconds[request.warmup :], request.batch * request.steps
     return _measurement(model, cache, timed, tokens, rss_model)
 
@@ -74,10 +73,10 @@ def _time_prefill(
     del scratch
     rss_model = resident()
     cache = empty_cache(model, request.subject, request.budget)
-    begin = _now(model)
+    begin = seconds_now(model.device)
     logits = prefill(model, prompt, cache, chunk_size=request.chunk_size)
     logits.argmax(dim=-1).tolist()
-    seconds = _now(model) - begin
+    seconds = seconds_now(model.device) - begin
     return _measurement(model, cache, [seconds], request.context, rss_model)
 
 
@@ -91,13 +90,6 @@ def _file(request: Request) -> str:
     if request.file is None:
         raise ConfigError(f"task {request.task} needs the file of a stored cache")
     return request.file
-
-
-def _now(model: PreTrainedModel) -> float:
-    """The clock, once the device has done all it was given."""
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter()
 
 
 def _measurement(

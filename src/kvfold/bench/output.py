@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from kvfold.artifacts import json_text, write_files
 from kvfold.bench.chart import draw
 from kvfold.bench.comparison import BenchResult
 
 
-def write_result(result: BenchResult, folder: Path) -> tuple[Path, Path]:
+def write_result(result: BenchResult, folder: Path) -> tuple[Path, ...]:
     """Write `bench-KIND.json` and `bench-KIND.png`.
 
     Args:
@@ -21,20 +18,15 @@ def write_result(result: BenchResult, folder: Path) -> tuple[Path, Path]:
 
     Returns:
         The two files.
+
+    Raises:
+        ArtifactError: When the folder cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    data, picture = (folder / f"bench-{result.kind}.{end}" for end in ("json", "png"))
-    text = json.dumps(result.to_dict(), indent=2) + "\n"
-    _replace(data, lambda path: path.write_text(text, encoding="utf-8"))
-    _replace(picture, lambda path: draw(result).savefig(path, format="png", dpi=130))
-    return data, picture
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(name))
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    text, name = json_text(result.to_dict()), f"bench-{result.kind}"
+    return write_files(
+        folder,
+        {
+            f"{name}.json": lambda path: path.write_text(text, encoding="utf-8"),
+            f"{name}.png": lambda path: draw(result).savefig(path, format="png", dpi=130),
+        },
+    )

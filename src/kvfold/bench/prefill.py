@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import starmap
 
+from kvfold.artifacts import MIB
 from kvfold.bench.checks import ModelFacts, check
 from kvfold.bench.comparison import BenchResult, Comparison, Finding, Outcome, common_notes
-from kvfold.bench.processes import Runner, alternate, measured, run_process
+from kvfold.bench.processes import Runner, measured, run_process
 from kvfold.bench.request import Measurement
+from kvfold.bench.rounds import alternate
 from kvfold.bench.settings import PrefillSettings
 from kvfold.bench.spread import Spread, divide
-from kvfold.bench.subjects import budget_of, needs_statistics, request_for
+from kvfold.bench.subjects import evicts, needs_statistics, request_for
 from kvfold.models.home import Progress
 
 TOLERANCE = 1.15
 """How far peak memory may stand above the sum of its parts."""
-
-_MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,6 @@ class MemoryCheck:
     """What the cache holds at the end."""
     chunk_bytes: int
     """Keys and values of one chunk over all layers."""
-    layer_chunk_bytes: int
-    """Keys and values of one chunk in one layer."""
-    activation_bytes: int
-    """Estimate of what a chunk takes in its widest layer; not part of the bound."""
 
     @property
     def bound(self) -> float:
@@ -59,10 +56,10 @@ class MemoryCheck:
     def __str__(self) -> str:
         """One sentence."""
         parts = (self.rss_model, self.budget_bytes, self.chunk_bytes)
-        model, budget, chunk = (round(part / _MEBIBYTE) for part in parts)
+        model, budget, chunk = (round(part / MIB) for part in parts)
         return (
-            f"{self.subject}, context {self.context}: peak {self.rss_peak / _MEBIBYTE:.0f} MiB is "
-            f"{'within' if self.holds else 'ABOVE'} {self.bound / _MEBIBYTE:.0f} MiB = "
+            f"{self.subject}, context {self.context}: peak {self.rss_peak / MIB:.0f} MiB is "
+            f"{'within' if self.holds else 'ABOVE'} {self.bound / MIB:.0f} MiB = "
             f"{TOLERANCE} x (process with model {model} + budget {budget} + one chunk {chunk})"
         )
 
@@ -137,7 +134,7 @@ def _time_all(
         request = request_for(settings, "prefill", subject, context)
         return measured(runner, replace(request, chunk_size=settings.chunk_size))
 
-    return alternate(settings.subjects, settings.rounds, measure)
+    return tuple(starmap(Outcome, alternate(settings.subjects, settings.rounds, measure).items()))
 
 
 def memory_checks(
@@ -145,11 +142,10 @@ def memory_checks(
 ) -> list[MemoryCheck]:
     """Check the peak of every method that has a budget, where the system tells it."""
     chunk = min(settings.chunk_size, comparison.context)
-    layers = len(facts.anatomy.layers)
     found = []
     for outcome in comparison.outcomes:
         peak, base = outcome.rss_peak, outcome.last.rss_model
-        if peak is None or base is None or budget_of(outcome.subject, settings.budget) is None:
+        if peak is None or base is None or not evicts(outcome.subject):
             continue
         found.append(
             MemoryCheck(
@@ -159,26 +155,14 @@ def memory_checks(
                 rss_model=base,
                 budget_bytes=outcome.last.cache_bytes,
                 chunk_bytes=facts.kv_bytes(chunk),
-                layer_chunk_bytes=facts.kv_bytes(chunk) // layers,
-                activation_bytes=activation_bytes(facts, chunk),
             )
         )
     return found
 
 
-def activation_bytes(facts: ModelFacts, chunk: int) -> int:
-    """An estimate of what a chunk's activations take at once.
-
-    Three tensors as wide as the MLP (gate, up and their product) and three as wide as the model
-    (residual, its norm, the output) stand at the same time.
-    """
-    widths = 3 * facts.intermediate_size + 3 * facts.anatomy.hidden_size
-    return chunk * widths * facts.dtype.itemsize
-
-
 def statistics_costs(comparison: Comparison) -> list[StatisticsCost]:
     """Compare every method with statistics with the first that evicts without."""
-    evicting = [each for each in comparison.outcomes if budget_of(each.subject, "0.25")]
+    evicting = [each for each in comparison.outcomes if evicts(each.subject)]
     plain: Sequence[Outcome] = [e for e in evicting if not needs_statistics(e.subject)]
     if not plain:
         return []

@@ -1,4 +1,4 @@
-"""Starting one process a measurement, in turns, and what they leave on disk."""
+"""Starting one process a measurement, and what they leave on disk."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import kvfold
-from kvfold.bench.comparison import Outcome
+from kvfold.artifacts import format_bytes
 from kvfold.bench.request import Measurement, Request
 from kvfold.errors import KVFoldError
 
 Runner = Callable[[Request], Measurement | None]
 """Does one request; the tests put another in the place of `run_process`."""
-
-_MEBIBYTE = 2**20
 
 
 def run_process(request: Request) -> Measurement | None:
@@ -59,11 +57,11 @@ def measured(runner: Runner, request: Request) -> Measurement:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, set so that threads give way, and so that the child runs the same code."""
+    """This process's, so that the child runs the same code; by default its threads give way."""
     source = str(Path(kvfold.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    fixed = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **fixed, "PYTHONPATH": path}
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    return {**defaults, **os.environ, "PYTHONPATH": path}
 
 
 def _failure(request: Request, code: int, errors: str) -> str:
@@ -72,26 +70,6 @@ def _failure(request: Request, code: int, errors: str) -> str:
         return f"{what}: the process was killed, most likely for memory: use less context or batch"
     lines = [line for line in errors.splitlines() if line.strip()] or ["it wrote no error"]
     return f"{what} failed (exit code {code}): {lines[-1].strip()}"
-
-
-def alternate(
-    subjects: Sequence[str], rounds: int, measure: Callable[[str, int], Measurement]
-) -> tuple[Outcome, ...]:
-    """Measure the subjects in turns, A B C A B C, so that slow drift hits all alike.
-
-    Args:
-        subjects: Names.
-        rounds: Measurements of each.
-        measure: From a subject and the number of the round, from 1.
-
-    Returns:
-        One outcome a subject, with one measurement a round.
-    """
-    found: dict[str, list[Measurement]] = {subject: [] for subject in subjects}
-    for number in range(1, rounds + 1):
-        for subject in subjects:
-            found[subject].append(measure(subject, number))
-    return tuple(Outcome(subject, tuple(each)) for subject, each in found.items())
 
 
 @contextmanager
@@ -108,7 +86,7 @@ def scratch_folder(needed: int) -> Iterator[Path]:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise KVFoldError(
-                f"stored caches take {needed // _MEBIBYTE} MiB and {folder} has "
-                f"{free // _MEBIBYTE} MiB left: make room, or set TMPDIR to another disk"
+                f"stored caches take {format_bytes(needed)} and {folder} has "
+                f"{format_bytes(free)} left: make room, or set TMPDIR to another disk"
             )
         yield Path(folder)

@@ -56,10 +56,14 @@ def request_for(settings: Settings, task: Task, subject: str, context: int) -> R
     )
 
 
+def evicts(subject: str) -> bool:
+    """Whether a subject has a budget; the others keep everything."""
+    return subject != DYNAMIC and (subject not in POLICIES or POLICIES[subject].evicts)
+
+
 def budget_of(subject: str, budget: str) -> str | None:
     """The budget that a subject takes: none if it keeps everything."""
-    keeps_all = subject == DYNAMIC or (subject in POLICIES and not POLICIES[subject].evicts)
-    return None if keeps_all else budget
+    return budget if evicts(subject) else None
 
 
 def needs_statistics(subject: str) -> bool:

@@ -1,14 +1,26 @@
-"""Tokens to measure on: English prose that every Python brings along."""
+"""Text to measure on: English prose that every Python brings along."""
 
 from __future__ import annotations
-
-from pydoc_data.topics import topics
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 _CHARACTERS = 16
 """Characters read for each token wanted; English takes about four."""
+
+
+def reference_text(count: int) -> str:
+    """The beginning of Python's reference, long enough for any tokenizer where it can be.
+
+    Args:
+        count: Tokens wanted.
+
+    Returns:
+        The text, all of it where it is too short.
+    """
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name].strip() for name in sorted(topics))[: _CHARACTERS * count]
 
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> torch.Tensor:
@@ -21,6 +33,5 @@ def text_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> torch.Tensor:
     Returns:
         Token ids `[1, count]`.
     """
-    text = "\n\n".join(topics[name] for name in sorted(topics))[: _CHARACTERS * count]
-    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+    ids = torch.tensor(tokenizer.encode(reference_text(count), add_special_tokens=False))
     return ids.repeat(-(-count // len(ids)))[:count][None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from kvfold.artifacts import format_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
@@ -44,17 +46,9 @@ class CacheReport:
         kept = f"{min(self.tokens_kept)}" if self.tokens_kept else "0"
         if self.tokens_kept and max(self.tokens_kept) != min(self.tokens_kept):
             kept += f" to {max(self.tokens_kept)}"
-        slow = f" and {_size(self.bytes_slow)} slow" if self.bytes_slow else ""
+        slow = f" and {format_bytes(self.bytes_slow)} slow" if self.bytes_slow else ""
         return (
             f"{self.method}: keeps {kept} of {self.tokens_seen} tokens a layer in "
-            f"{_size(self.bytes_fast)}{slow}, {self.share:.0%} of a full cache's "
-            f"{_size(self.bytes_full)}"
+            f"{format_bytes(self.bytes_fast)}{slow}, {self.share:.0%} of a full cache's "
+            f"{format_bytes(self.bytes_full)}"
         )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from kvfold.artifacts import write_whole
 from kvfold.attention import require_attached
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
@@ -64,20 +63,13 @@ def _digest(record: str, tensors: dict[str, torch.Tensor]) -> str:
 
 
 def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise ArtifactError(
-            f"cannot write {path} ({error}): choose a folder that exists, may be written and has "
-            "room"
-        ) from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+    def save(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+    write_whole(path, save)
 
 
 def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCache:

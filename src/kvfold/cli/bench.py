@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvfold.cli.console import JsonOption, format_bytes, note, print_json, stdout, table
+from kvfold.artifacts import format_bytes
+from kvfold.cli.console import JsonOption, note, print_json, stdout, table
 from kvfold.cli.files import check_output_folder
+from kvfold.cli.options import BudgetOption, DeviceOption, DtypeOption, ModelOption, listed
 
 if TYPE_CHECKING:
     from kvfold.bench import BenchResult, Comparison
@@ -23,14 +25,8 @@ is kvfold's with everything kept.
 
 app = typer.Typer(help=HELP)
 
-ModelOption = Annotated[str, typer.Option("--model", help="`default`, a folder or a Hub name.")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="What to measure, comma-separated.")]
-BudgetOption = Annotated[
-    str, typer.Option("--budget", help="Of the methods that evict: 0.25, 25%, 512 or 64MiB.")
-]
 ContextOption = Annotated[str, typer.Option("--context", help="Tokens; several comma-separated.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="In each process.", show_default="all cores")
 ]
@@ -39,20 +35,20 @@ OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="Folder for the result as JSON and as a chart.", metavar="DIR"),
 ]
-METHODS = "dynamic,full,streaming,snapkv"
+METHODS, BUDGET = "dynamic,full,streaming,snapkv", "0.25"
 
 
 @app.command()
 def decode(
     model: ModelOption = "default",
     methods: MethodsOption = METHODS,
-    budget: BudgetOption = "0.25",
+    budget: BudgetOption = None,
     context: ContextOption = "512,4096",
     batch: Annotated[str, typer.Option(help="Rows; several comma-separated.")] = "1,8",
     warmup: Annotated[int, typer.Option(help="Steps before the timed ones.")] = 4,
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 24,
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     rounds: RoundsOption = 3,
     out: OutOption = None,
@@ -66,10 +62,11 @@ def decode(
     from kvfold.bench import DecodeSettings, bench_decode
 
     _check_out(out)
+    device, dtype = _place(device, dtype)
     settings = DecodeSettings(
         model=model,
-        subjects=_names(methods),
-        budget=budget,
+        subjects=listed(methods),
+        budget=BUDGET if budget is None else budget,
         contexts=_numbers("--context", context),
         batches=_numbers("--batch", batch),
         warmup=warmup,
@@ -86,11 +83,11 @@ def decode(
 def prefill(
     model: ModelOption = "default",
     methods: MethodsOption = METHODS,
-    budget: BudgetOption = "0.25",
+    budget: BudgetOption = None,
     context: ContextOption = "4096",
     chunk_size: Annotated[int, typer.Option(help="Most tokens a forward.")] = 512,
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     rounds: RoundsOption = 3,
     out: OutOption = None,
@@ -104,10 +101,11 @@ def prefill(
     from kvfold.bench import PrefillSettings, bench_prefill
 
     _check_out(out)
+    device, dtype = _place(device, dtype)
     settings = PrefillSettings(
         model=model,
-        subjects=_names(methods),
-        budget=budget,
+        subjects=listed(methods),
+        budget=BUDGET if budget is None else budget,
         contexts=_numbers("--context", context),
         chunk_size=chunk_size,
         dtype=dtype,
@@ -123,19 +121,23 @@ def _check_out(out: Path | None) -> None:
         check_output_folder(out)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
-
-
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     from kvfold.errors import ConfigError
 
     try:
-        return tuple(map(int, _names(text)))
+        return tuple(map(int, listed(text)))
     except ValueError as error:
         raise ConfigError(
             f"{option} {text!r} is not a list of whole numbers: write it as in 512,4096"
         ) from error
+
+
+def _place(device: str | None, dtype: str | None) -> tuple[str, str]:
+    """Where the model runs and in what, spelled out for the record as a load would choose it."""
+    from kvfold.models import parse_device
+
+    place = parse_device(device)
+    return str(place), dtype or ("float32" if place.type == "cpu" else "auto")
 
 
 def _threads(given: int | None) -> int:

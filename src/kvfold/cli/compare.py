@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from kvfold.artifacts import format_bytes
 from kvfold.cli.console import (
     JsonOption,
-    format_bytes,
     note,
     print_json,
     progress,
@@ -28,6 +28,7 @@ from kvfold.cli.options import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    listed,
     load,
 )
 from kvfold.errors import ConfigError
@@ -155,7 +156,7 @@ def _settings(
     import kvfold.api  # noqa: F401 - registers the methods
     from kvfold.evaluation.settings import DEFAULT_BUDGET, DEFAULT_METHODS, Settings
 
-    named = DEFAULT_METHODS if methods is None else tuple(map(str.strip, methods.split(",")))
+    named = DEFAULT_METHODS if methods is None else listed(methods)
     return Settings(
         methods=named,
         budget=DEFAULT_BUDGET if budget is None else budget,

@@ -5,7 +5,6 @@ With `--json` a command calls `print_json` once and prints nothing else to stand
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -18,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from kvfold.artifacts import json_text
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output.")
@@ -46,7 +47,7 @@ def note(text: str) -> None:
 
 def print_json(document: object) -> None:
     """Print one JSON document to standard output; infinite and undefined numbers become null."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(document))
 
 
 def progress() -> Progress:
@@ -89,15 +90,6 @@ def facts(values: Mapping[str, object], *, title: str = "") -> Table:
     return result
 
 
-def format_bytes(count: float) -> str:
-    """A number of bytes as a person reads it: 2048 is `2.0 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def quiet_libraries(*, debug: bool) -> None:
     """Keep other packages' warnings off the screen and send kvfold's to standard error.
 
@@ -119,13 +111,3 @@ def _cell(value: object) -> Text:
 
 def _is_number(value: object) -> bool:
     return value is None or str(value).lstrip("+-")[:1].isdigit()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvfold.cli.console import JsonOption, facts, format_bytes, note, print_json, stdout
+from kvfold.artifacts import format_bytes
+from kvfold.cli.console import JsonOption, facts, note, print_json, stdout
 
 if TYPE_CHECKING:
     from kvfold.models.anatomy import Anatomy

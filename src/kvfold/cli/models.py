@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvfold.cli.console import JsonOption, format_bytes, note, print_json, stdout, table
+from kvfold.artifacts import format_bytes
+from kvfold.cli.console import JsonOption, note, print_json, stdout, table
 
 if TYPE_CHECKING:
     from kvfold.models import DefaultStatus

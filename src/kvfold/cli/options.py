@@ -36,6 +36,11 @@ ChunkOption = Annotated[
 ]
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list."""
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
 def load(
     name: str, dtype: str | None, device: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

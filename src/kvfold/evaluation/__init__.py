@@ -7,7 +7,7 @@ from kvfold.evaluation.generation import TextStream, generate, sampler, stop_tok
 from kvfold.evaluation.prompt import Prompt, build_prompt, chat_tokens, require_positions
 from kvfold.evaluation.results import Comparison, Divergence, MethodResult
 from kvfold.evaluation.settings import Settings
-from kvfold.evaluation.statistics import Interval, Spread
+from kvfold.evaluation.statistics import Interval
 
 __all__ = [
     "Comparison",
@@ -18,7 +18,6 @@ __all__ = [
     "MethodResult",
     "Prompt",
     "Settings",
-    "Spread",
     "TextStream",
     "build_prompt",
     "built_in_document",

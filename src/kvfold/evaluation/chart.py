@@ -13,15 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from kvfold.artifacts import MIB
+from kvfold.bench.chart import COLOURS
 from kvfold.evaluation.results import Comparison, Divergence, MethodResult
 from kvfold.evaluation.statistics import Interval
 
-COLOURS = ("#3b3b3b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's palette, which the colour-blind can tell apart; the first is for `full`."""
-
 _MARKERS = "osD^vPX"
 _INK, _PALE, _RIGHT, _WRONG = "#222222", "#8a8a8a", "#00754f", "#b3460a"
-_MIB = 2**20
 _ROOM_FOR_NAMES = 0.4
 """Height above the highest point, as a share of the height below it."""
 
@@ -136,23 +134,23 @@ def _what(results: Sequence[MethodResult], count: int) -> str:
 
 def _draw_bytes(axes: Axes, results: Sequence[MethodResult]) -> None:
     _style(axes, "Cache size after the prompt", "shorter is better")
-    fast = [result.report.bytes_fast / _MIB for result in results]
-    slow = [result.report.bytes_slow / _MIB for result in results]
+    fast = [result.report.bytes_fast / MIB for result in results]
+    slow = [result.report.bytes_slow / MIB for result in results]
     rows, colours = range(len(results)), [_colour(r, i) for i, r in enumerate(results)]
     axes.barh(rows, fast, color=colours, height=0.62)
     axes.barh(rows, slow, left=fast, color="white", edgecolor=colours, hatch="////", height=0.62)
     for row, result in enumerate(results):
-        text = f" {_mib(result):.1f} MiB, {result.share:.0%}"
+        text = f" {_mib(result):.1f} MiB, {result.share_of_full:.0%}"
         axes.text(fast[row] + slow[row], row, text, va="center", size=10, color=_INK)
     axes.set_xlabel("MiB" + ("; hatched: slow tier" if any(slow) else ""))
     _name_rows(axes, results, max(map(_mib, results)) * 1.55)
 
 
 def _draw_speed(axes: Axes, results: Sequence[MethodResult]) -> None:
-    count = results[0].tokens_per_second.count
+    count = len(results[0].tokens_per_second.samples)
     _style(axes, "Decode speed", f"longer is better; median and range of {count} rounds")
     rates = [result.tokens_per_second for result in results]
-    ends = [[r.median - r.low for r in rates], [r.high - r.median for r in rates]]
+    ends = [[r.median - r.lowest for r in rates], [r.highest - r.median for r in rates]]
     colours = [_colour(r, i) for i, r in enumerate(results)]
     axes.barh(
         range(len(results)),
@@ -164,9 +162,9 @@ def _draw_speed(axes: Axes, results: Sequence[MethodResult]) -> None:
     )
     for row, (rate, result) in enumerate(zip(rates, results, strict=True)):
         text = f"  {rate.median:.1f}, {result.times_full.median:.2f}x"
-        axes.text(rate.high, row, text, va="center", size=10, color=_INK)
+        axes.text(rate.highest, row, text, va="center", size=10, color=_INK)
     axes.set_xlabel("tokens/s, and as a multiple of full")
-    _name_rows(axes, results, max(rate.high for rate in rates) * 1.5)
+    _name_rows(axes, results, max(rate.highest for rate in rates) * 1.5)
 
 
 def _name_rows(axes: Axes, results: Sequence[MethodResult], width: float) -> None:
@@ -211,6 +209,7 @@ def _style(axes: Axes, title: str, better: str) -> None:
 
 
 def _colour(result: MethodResult, index: int) -> str:
+    """The first of the palette for `full`, wherever it stands."""
     return COLOURS[0] if result.method == "full" else COLOURS[1 + (index - 1) % (len(COLOURS) - 1)]
 
 
@@ -220,4 +219,4 @@ def _plain(text: str) -> str:
 
 
 def _mib(result: MethodResult) -> float:
-    return (result.report.bytes_fast + result.report.bytes_slow) / _MIB
+    return (result.report.bytes_fast + result.report.bytes_slow) / MIB

@@ -10,6 +10,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.api import make_cache
+from kvfold.bench.rounds import seconds_now
+from kvfold.bench.spread import Spread, divide
 from kvfold.cache import KVCache, prefill
 from kvfold.environment import environment
 from kvfold.evaluation.divergence import divergence, forced_logits
@@ -18,8 +20,7 @@ from kvfold.evaluation.generation import generate, stop_tokens
 from kvfold.evaluation.prompt import Prompt, build_prompt, require_positions
 from kvfold.evaluation.results import Comparison, Divergence, MethodResult, Subject
 from kvfold.evaluation.settings import Settings
-from kvfold.evaluation.speed import decode_rates, seconds_now
-from kvfold.evaluation.statistics import Spread
+from kvfold.evaluation.speed import decode_rates
 from kvfold.models import fingerprint
 
 Progress = Callable[[str, float], None]
@@ -82,7 +83,11 @@ def compare(
         command: What makes this result again, for the record.
         progress: Told about each stage.
 
+    Returns:
+        What was found, `full` included.
+
     Raises:
+        UnsupportedModelError: For a model that is no decoder with rotary positions.
         ConfigError: When the prompt and the answer are longer than the model, or a budget cannot
             be kept.
 
@@ -92,6 +97,7 @@ def compare(
         'full'
     """
     settings = settings or Settings()
+    identity = fingerprint(model)
     prompt = build_prompt(tokenizer, document)
     most = max(settings.max_new_tokens, settings.timing.steps, len(document.continuation))
     require_positions(model, len(prompt), most, "give a shorter document, or fewer new tokens")
@@ -99,7 +105,7 @@ def compare(
         results = _measure(model, tokenizer, document, prompt, settings, progress)
     subject = Subject(
         model=name,
-        fingerprint=fingerprint(model),
+        fingerprint=identity,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         prompt_tokens=len(prompt),
@@ -144,11 +150,11 @@ def _result(
     answer: str,
     expected: str | None,
     distances: Sequence[Divergence | None],
-    pace: tuple[list[float], list[float]],
+    pace: tuple[Spread, Spread],
 ) -> MethodResult:
     """All that was measured of a method; `pace` is its own rates and the full cache's."""
     on_answer, on_continuation = distances
-    ratios = [mine / base for mine, base in zip(*pace, strict=True)]
+    mine, full = pace
     return MethodResult(
         method=run.cache.spec.method,
         report=run.cache.report(),
@@ -158,8 +164,8 @@ def _result(
         is_right=None if expected is None else contains(expected, answer),
         on_answer=on_answer,
         on_continuation=on_continuation,
-        tokens_per_second=Spread.of(pace[0]),
-        times_full=Spread.of(ratios),
+        tokens_per_second=mine,
+        times_full=divide(mine.samples, full.samples),
     )
 
 

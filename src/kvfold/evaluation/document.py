@@ -13,6 +13,7 @@ from itertools import accumulate, chain
 
 from transformers import PreTrainedTokenizerBase
 
+from kvfold.bench.text import reference_text
 from kvfold.errors import ConfigError
 
 DEFAULT_LENGTH = 3072
@@ -23,9 +24,6 @@ HELD_OUT = 64
 """Tokens of the continuation that the prompt does not show."""
 DEPTHS = (0.15, 0.5, 0.85)
 """Where the facts stand, as shares of the length; the middle one is asked for."""
-
-_LONGEST_TOKEN = 16
-"""No tokenizer makes longer tokens of English prose, on average: characters beyond are not read."""
 
 _KINDS = (
     "telephone number of the lighthouse in Bergen",
@@ -97,6 +95,9 @@ def built_in_document(
         seed: Chooses the facts; the same seed gives the same document.
         question: To ask something else than the middle fact; no answer is expected then.
 
+    Returns:
+        The document, its question and what follows the text.
+
     Raises:
         ConfigError: For a length that is too short for the facts or longer than the reference,
             and for an empty question.
@@ -136,6 +137,9 @@ def document_from_text(
         question: What is asked.
         name: Where the text is from.
 
+    Returns:
+        The document; no answer is expected.
+
     Raises:
         ConfigError: For an empty text or question.
     """
@@ -154,11 +158,7 @@ def _checked(text: str, what: str) -> str:
 
 def _reference(tokenizer: PreTrainedTokenizerBase, length: int) -> list[list[int]]:
     """The paragraphs of the topics as tokens, at least so many if there are."""
-    from pydoc_data.topics import topics
-
-    text = "\n\n".join(topics[name].strip() for name in sorted(topics))
-    enough = text[: _LONGEST_TOKEN * length]
-    paragraphs = [f"{part}\n\n" for part in re.split(r"\n{2,}", enough)]
+    paragraphs = [f"{part}\n\n" for part in re.split(r"\n{2,}", reference_text(length))]
     encoded = tokenizer(paragraphs, add_special_tokens=False, verbose=False)["input_ids"]
     return [list(part) for part in encoded]
 

@@ -23,6 +23,9 @@ def sampler(temperature: float = 0.0, *, seed: int = 0) -> Sampler:
         temperature: 0 for the likeliest token, else the divisor of the logits.
         seed: Of the random choice.
 
+    Returns:
+        What chooses.
+
     Raises:
         ConfigError: For a negative temperature, or one that is not a number.
     """

@@ -36,6 +36,12 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, document: Document) -> Prom
     Args:
         tokenizer: Of the model; its chat template is used where it has one.
         document: The document and the question.
+
+    Returns:
+        The tokens, before and from the question on.
+
+    Raises:
+        ConfigError: When the chat template refuses the message.
     """
     if tokenizer.chat_template is None:
         before = _leading(tokenizer)
@@ -57,8 +63,11 @@ def chat_tokens(
         text: The message.
         chat: Whether to use the chat template; by default where there is one.
 
+    Returns:
+        Token ids.
+
     Raises:
-        ConfigError: For an empty message, or when there is no chat template to use.
+        ConfigError: For an empty message, or when there is no chat template that takes it.
     """
     if not text.strip():
         raise ConfigError("the prompt is empty: give some text")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from kvfold.bench.spread import Spread
 from kvfold.cache import CacheReport
 from kvfold.evaluation.document import Document
 from kvfold.evaluation.settings import Settings
-from kvfold.evaluation.statistics import Interval, Spread
+from kvfold.evaluation.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class MethodResult:
     """Decode speed as a multiple of the full cache's in the same round."""
 
     @property
-    def share(self) -> float:
+    def share_of_full(self) -> float:
         """Bytes on both tiers as a share of the full cache's."""
         held = self.report.bytes_fast + self.report.bytes_slow
         return held / self.report.bytes_full if self.report.bytes_full else 0.0
@@ -59,7 +60,12 @@ class MethodResult:
 
     def to_dict(self) -> dict[str, object]:
         """The result as plain data."""
-        return asdict(self) | {"report": self.report.to_dict(), "share_of_full": self.share}
+        return asdict(self) | {
+            "report": self.report.to_dict(),
+            "share_of_full": self.share_of_full,
+            "tokens_per_second": _numbers(self.tokens_per_second),
+            "times_full": _numbers(self.times_full),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +124,13 @@ class Comparison:
             "environment": self.environment,
             "results": [result.to_dict() for result in self.results],
         }
+
+
+def _numbers(spread: Spread) -> dict[str, object]:
+    return {
+        "median": spread.median,
+        "low": spread.lowest,
+        "high": spread.highest,
+        "count": len(spread.samples),
+        "samples": list(spread.samples),
+    }

@@ -1,28 +1,17 @@
-"""Decode speed, measured side by side.
-
-In each round every method has its turn, so that whatever else the machine does meets all alike.
-"""
+"""Decode speed, measured side by side, in turns."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import torch
 from transformers import PreTrainedModel
 
+from kvfold.bench.rounds import alternate, seconds_now
+from kvfold.bench.spread import Spread
 from kvfold.cache import KVCache
 from kvfold.evaluation.generation import decode_step
 from kvfold.evaluation.settings import Timing
-
-
-def seconds_now(device: torch.device) -> float:
-    """The clock, once a device has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-    return time.perf_counter()
 
 
 def decode_rates(
@@ -30,7 +19,7 @@ def decode_rates(
     prefilled: Mapping[str, tuple[KVCache, torch.Tensor]],
     timing: Timing,
     on_step: Callable[[str, int], None],
-) -> dict[str, list[float]]:
+) -> dict[str, Spread]:
     """Measure greedy decoding after the same prompt.
 
     Args:
@@ -41,14 +30,17 @@ def decode_rates(
         on_step: Told the round's name and the steps done after each measurement.
 
     Returns:
-        Tokens a second, by method, one number a round.
+        Tokens a second, by method, one sample a round.
     """
-    rates: dict[str, list[float]] = {name: [] for name in prefilled}
-    for index in range(timing.rounds):
-        for name, (cache, logits) in prefilled.items():
-            rates[name].append(_rate(model, cache.fork(), logits, timing))
-            on_step(f"decode speed, round {index + 1} of {timing.rounds}", timing.steps)
-    return rates
+
+    def measure(name: str, number: int) -> float:
+        cache, logits = prefilled[name]
+        rate = _rate(model, cache.fork(), logits, timing)
+        on_step(f"decode speed, round {number} of {timing.rounds}", timing.steps)
+        return rate
+
+    rates = alternate(prefilled, timing.rounds, measure)
+    return {name: Spread(samples) for name, samples in rates.items()}
 
 
 def _rate(model: PreTrainedModel, cache: KVCache, logits: torch.Tensor, timing: Timing) -> float:

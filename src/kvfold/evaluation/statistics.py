@@ -1,10 +1,8 @@
-"""Numbers with their uncertainty: bootstrap intervals of means, medians with their range."""
+"""Means with their uncertainty: bootstrap intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -33,22 +31,3 @@ class Interval:
         picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
         bounds = values[picks].mean(dim=1).quantile(torch.tensor([0.025, 0.975]).double())
         return cls(float(values.mean()), float(bounds[0]), float(bounds[1]), len(values))
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A median with the least and the greatest."""
-
-    median: float
-    """The middle one."""
-    low: float
-    """The least."""
-    high: float
-    """The greatest."""
-    count: int
-    """How many there are."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """From at least one number."""
-        return cls(median(values), min(values), max(values), len(values))

@@ -1,10 +1,10 @@
 """snapkv: tokens that the last queries look at, their neighbours included.
 
 SnapKV (Li et al., arXiv 2404.14469): the mass received from the last `queries` queries of a prompt,
-a token counting as much as the best of its neighbours (max pooling; window 32 and kernel 7 as in the
-paper's LongBench runs). The paper compresses a prompt once and keeps all that is
-generated; here the same mean goes on as an exponential window over the generated tokens' queries,
-so that the budget holds for as long as one generates.
+a token counting as much as the best of its neighbours (max pooling; window 32 and kernel 7 as in
+the paper's LongBench runs). The paper compresses a prompt once and keeps all that is generated;
+here the same mean goes on as an exponential window over the generated tokens' queries, so that the
+budget holds for as long as one generates.
 """
 
 from __future__ import annotations
