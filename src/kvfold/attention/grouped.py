@@ -51,7 +51,7 @@ def attention_probabilities(
         visible: Boolean mask `[B, P, Q, T]`, P = G or 1, B broadcasting; all keys without it.
 
     Returns:
-        Probabilities `[B, G, R, Q, T]`, R = H / G query heads a kv head.
+        Probabilities `[B, G, H/G, Q, T]`.
     """
     batch, heads, queries, width = query.shape
     groups, total = key.shape[1], key.shape[2]
@@ -73,11 +73,11 @@ def weigh_values(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Tens
     """Attention's output from its probabilities.
 
     Args:
-        probabilities: `[B, G, R, Q, T]`.
+        probabilities: `[B, G, H/G, Q, T]`.
         value: `[B, G, T, D]`.
 
     Returns:
-        `[B, H, Q, D]`, H = G * R, in the values' dtype.
+        `[B, H, Q, D]` in the values' dtype.
     """
     batch, groups, repeats, queries, total = probabilities.shape
     packed = probabilities.reshape(batch, groups, repeats * queries, total).to(value.dtype)

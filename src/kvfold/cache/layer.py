@@ -245,7 +245,7 @@ class CacheLayer(CacheLayerMixin):
         """Note what is wanted of the new tokens, before attention; a full cache wants nothing."""
 
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
-        """Learn from the attention `[B, G, R, Q, T]` of new queries; a full cache does not."""
+        """Learn from the attention `[B, G, H/G, Q, T]` of new queries; a full cache does not."""
 
     def _settle(self, forward: Forward) -> None:
         """Act after attention; a full cache does not."""

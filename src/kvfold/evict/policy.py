@@ -28,7 +28,7 @@ class Observation:
     """The attention of some new queries."""
 
     probabilities: torch.Tensor
-    """`[B, G, R, Q, T]` in float32 over the slots in use; zero for padding queries."""
+    """`[B, G, H/G, Q, T]` in float32 over the slots in use; zero for padding queries."""
     queries: torch.Tensor
     """How many of the Q queries are tokens, `[B]` or `[1]`."""
 

@@ -1,0 +1,49 @@
+"""What the README shows runs as it stands there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import kvfold
+from kvfold.cache import CACHE_KEYWORD
+from kvfold.cli import main
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+QUICK = {
+    "compare": ["--max-new-tokens", "4", "--methods", "full,streaming"],
+    "generate": ["--max-new-tokens", "4"],
+    "bench": "--context 64 --batch 1 --rounds 1 --steps 1 --warmup 1 --methods full,tova".split(),
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("kvfold ")]
+
+
+def test_there_is_something_to_run():
+    assert len(blocks("python")) == 2
+    assert {command[0] for command in commands()} == set(QUICK)
+
+
+@pytest.mark.real
+def test_the_python_runs(capsys: pytest.CaptureFixture[str]):
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(block.replace("cache=", f"{CACHE_KEYWORD}="), names)
+    assert "France" in capsys.readouterr().out
+    assert isinstance(names["cache"], kvfold.KVCache)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command[0])
+def test_the_commands_run(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.txt").write_text("Mary Jones signed the contract in May. " * 20)
+    assert main([*command, *QUICK[command[0]]]) == 0
