@@ -134,7 +134,7 @@ class EvictingLayer(CacheLayer):
         """The policy's scores, the mean over heads that share the kept set: `[B, P, T]`."""
         scores = self.eviction.policy.score(self.slots)
         if self.slots.shared:
-            return scores.mean(dim=1, keepdim=True)
+            return scores if scores.shape[1] == 1 else scores.mean(dim=1, keepdim=True)
         return scores.expand(-1, self.slots.positions.shape[1], -1)
 
     def _shielded(self) -> torch.Tensor:

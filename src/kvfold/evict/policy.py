@@ -32,9 +32,14 @@ class Observation:
     queries: torch.Tensor
     """How many of the Q queries are tokens, `[B]` or `[1]`."""
 
+    @property
+    def heads(self) -> int:
+        """Query heads that share a kv head."""
+        return self.probabilities.shape[2]
+
     def mass(self) -> torch.Tensor:
-        """What each slot receives from the queries, the mean over a group's heads: `[B, G, T]`."""
-        return self.probabilities.sum(dim=(2, 3)) / self.probabilities.shape[2]
+        """What each slot receives from all queries and heads of its group: `[B, G, T]`."""
+        return self.probabilities.sum(dim=(2, 3))
 
 
 @dataclass(frozen=True, slots=True)

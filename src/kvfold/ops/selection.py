@@ -1,8 +1,4 @@
-"""Which tokens a budget keeps, and which one goes next.
-
-Ties are broken by age, the older token going first, so that a choice never depends on where a token
-happens to be stored.
-"""
+"""Which tokens a budget keeps, and which one goes next."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ def keep_indices(
     shielded: torch.Tensor,
     budgets: int | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best tokens within the budget, in order of their position.
+    """The best tokens within the budget, in order of their position; of equals the newer.
 
     Args:
         scores: Higher is kept, `[B, P, T]`.
@@ -94,13 +90,12 @@ def victim(
         room: Rows that may still fill an empty slot `[B]`; without it every slot is held.
 
     Returns:
-        Slot indices `[B, P, 1]`: an empty slot where there is room, else the token of lowest
-        score, the oldest of equals.
+        Slot indices `[B, P, 1]`: the first empty slot where there is room, else the first of the
+        tokens of lowest score (an even row and the same row in a batch are stored alike, so both
+        choose the same).
     """
     scores = torch.where(shielded, torch.inf, scores)
     if room is not None:
         empty = torch.where(room, -torch.inf, torch.inf).to(scores.dtype).view(-1, 1, 1)
         scores = torch.where(positions >= 0, scores, empty)
-    lowest = scores.amin(dim=-1, keepdim=True)
-    ages = torch.where(scores > lowest, torch.iinfo(positions.dtype).max, positions)
-    return ages.argmin(dim=-1, keepdim=True)
+    return scores.argmin(dim=-1, keepdim=True)

@@ -38,7 +38,7 @@ class H2O(Policy):
 
     def observe(self, slots: Slots, seen: Observation) -> None:
         """Add the mass, averaged over the query heads of a kv head."""
-        slots.field("mass").add_(seen.mass())
+        slots.field("mass").add_(seen.mass(), alpha=1 / seen.heads)
 
     def score(self, slots: Slots) -> torch.Tensor:
         """The mass, `[B, G, T]`."""
