@@ -14,6 +14,10 @@ MINIMUM_TOKENS = 8
 """No budget keeps fewer tokens than this in a layer: less than a few sinks and a few recent tokens
 cannot carry a generation."""
 
+STEPS = 6
+"""A ratio allows one token more every few tokens seen. It is rounded down to numbers of this many
+leading bits, 32 of them a doubling, so that storage grows rarely and is never over the budget."""
+
 ROUNDING = 1 + 1e-12
 """A ratio is written in decimal: 0.29 of 100 tokens is 29, though the product comes out below."""
 
@@ -30,7 +34,7 @@ class Budget:
     A ratio follows the logical length as it grows; tokens and bytes are fixed. A ratio and tokens
     bound the tokens kept in each layer. Bytes bound the keys and values, with the positions and
     statistics kept beside them, over all evicting layers and rows. A ratio of a short text never
-    comes to less than `MINIMUM_TOKENS`.
+    comes to less than `MINIMUM_TOKENS`, and what it comes to is taken up in steps of 1/32 at most.
     """
 
     amount: float
@@ -109,7 +113,8 @@ class Budget:
             BudgetError: When the bytes cannot hold the minimum.
         """
         if self.unit == "ratio":
-            return max(math.floor(self.amount * seen * ROUNDING), MINIMUM_TOKENS)
+            allowed = max(math.floor(self.amount * seen * ROUNDING), MINIMUM_TOKENS)
+            return allowed - allowed % (1 << max(allowed.bit_length() - STEPS, 0))
         if self.unit == "tokens":
             return int(self.amount)
         tokens = int(self.amount) // max(bytes_per_token, 1)

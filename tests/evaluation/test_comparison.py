@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from transformers import PreTrainedModel
 
 import kvfold
+from kvfold.budget import Budget
 from kvfold.errors import ConfigError, UnsupportedModelError
 from kvfold.evaluation import (
     Comparison,
@@ -66,7 +67,7 @@ def test_methods_keep_to_the_budget_and_differ_from_full(found: Comparison) -> N
     tokens = found.subject.prompt_tokens
     for result in found.results[1:]:
         assert result.report.tokens_seen == tokens
-        assert result.report.tokens_kept == [tokens // 4] * 3
+        assert result.report.tokens_kept == [Budget.parse("0.25").tokens(tokens)] * 3
         # Positions and statistics weigh more in a tiny model.
         assert 0.25 < result.share_of_full < 0.35
         assert result.on_continuation is not None

@@ -72,7 +72,7 @@ MethodsOption = Annotated[
 NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
 OutOption = Annotated[Path, typer.Option(help="Folder for compare.json and compare.png.")]
 LengthOption = Annotated[
-    int | None, typer.Option(help="Tokens of the built-in document.", show_default="3072")
+    int | None, typer.Option(help="Tokens of the built-in document.", show_default="2048")
 ]
 SeedOption = Annotated[int, typer.Option(help="Of the hidden facts and of the intervals.")]
 BeforeOption = Annotated[

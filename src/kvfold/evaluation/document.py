@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from kvfold.bench.text import reference_text
 from kvfold.errors import ConfigError
 
-DEFAULT_LENGTH = 3072
+DEFAULT_LENGTH = 2048
 """Tokens of the built-in document."""
 MINIMUM_LENGTH = 256
 """Shorter, three facts are not hidden but most of the text."""

@@ -11,7 +11,7 @@ from kvfold.attention.grouped import attention_probabilities
 from kvfold.budget import Budget
 from kvfold.cache.layer import CacheLayer, Forward
 from kvfold.cache.slots import Slots, headroom
-from kvfold.evict.allowance import even_allowance, row_allowance
+from kvfold.evict.allowance import row_allowance
 from kvfold.evict.policy import NewTokens, Observation, Policy, Scope
 from kvfold.ops.selection import keep_indices, protected, victim
 
@@ -63,18 +63,16 @@ class EvictingLayer(CacheLayer):
     def _allowed(self) -> int | torch.Tensor:
         """Tokens that each row may keep now."""
         if self.lengths is None:
-            return even_allowance(self.eviction.budget, self.seen, self._token_cost)
+            return self.eviction.budget.tokens(self.seen, self._token_cost)
         return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
 
     def _even_room(self) -> int:
         """Tokens that every row may keep with one more, when all are of one length."""
-        budget, cost = self.eviction.budget, self._token_cost
-        return even_allowance(budget, self.seen + 1, cost, growing=True)
+        return self.eviction.budget.tokens(self.seen + 1, self._token_cost)
 
     def _room(self, lengths: torch.Tensor) -> torch.Tensor:
         """Tokens that each of several rows may keep with one more, `[B]`."""
-        budget, cost = self.eviction.budget, self._token_cost
-        return row_allowance(budget, lengths + 1, cost, growing=True)
+        return row_allowance(self.eviction.budget, lengths + 1, self._token_cost)
 
     @property
     def _token_cost(self) -> int:
@@ -189,8 +187,7 @@ class EvictingLayer(CacheLayer):
         """Whether a row may hold more than its budget, or padding takes up slots."""
         if not self._may_be_over or self.lengths is not None:
             return self._may_be_over
-        allowed = even_allowance(self.eviction.budget, self.seen, self._token_cost)
-        return len(self.slots) > allowed
+        return len(self.slots) > self.eviction.budget.tokens(self.seen, self._token_cost)
 
     def cut(self, scores: torch.Tensor) -> None:
         """Keep what the budget allows and free the rest.
