@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from kvfold.budget import Budget
 from kvfold.cli.app import run
 from tests.tiny_folder import POSITIONS, save_tiny
 
@@ -133,7 +134,8 @@ def test_the_default_model_answers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert full["is_right"] is True
     assert full["on_answer"]["kl"]["mean"] == full["on_continuation"]["kl"]["mean"] == 0
     assert 0 < snapkv["on_continuation"]["kl"]["mean"] < 5
-    assert snapkv["report"]["tokens_kept"] == [document["subject"]["prompt_tokens"] // 4] * 30
+    allowed = Budget.parse("0.25").tokens(document["subject"]["prompt_tokens"])
+    assert snapkv["report"]["tokens_kept"] == [allowed] * 30
     assert 0.24 < snapkv["share_of_full"] < 0.26
     assert json.loads((tmp_path / "compare.json").read_text(encoding="utf-8")) == document
     assert imread(tmp_path / "compare.png").std() > 0.1
