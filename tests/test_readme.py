@@ -30,12 +30,15 @@ def commands() -> list[list[str]]:
 
 
 def test_there_is_something_to_run():
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
     assert {command[0] for command in commands()} == set(QUICK)
 
 
 @pytest.mark.real
-def test_the_python_runs(capsys: pytest.CaptureFixture[str]):
+def test_the_python_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks("python"):
         exec(block.replace("cache=", f"{CACHE_KEYWORD}="), names)

@@ -182,3 +182,10 @@ def test_cropped_to_nothing_is_as_new(method: str):
     other = tiny_ids(2, 20, seed=9)
     expected = kvfold.prefill(attached(), other, fresh(method, 64))
     assert torch.equal(kvfold.prefill(attached(), other, held), expected)
+
+
+@pytest.mark.parametrize("method", ["full", "h2o"])
+def test_right_padding_is_refused(method: str):
+    mask = left_padded([12, 5], 12).flip(1)
+    with pytest.raises(ConfigError, match="pad on the left"):
+        kvfold.prefill(attached(), tiny_ids(2, 12), fresh(method), attention_mask=mask)

@@ -179,6 +179,11 @@ class CacheLayer(CacheLayerMixin):
         """Give the new tokens their logical positions `[B, N]` (or `[1, N]`)."""
         tokens, start = mask.new_tokens(), self.seen - count
         self._check_mask(mask, start)
+        if tokens is not None and bool((tokens[:, :-1] & ~tokens[:, 1:]).any()):
+            raise ConfigError(
+                "attention_mask has padding after a token: pad on the left "
+                "(tokenizer.padding_side = 'left')"
+            )
         if self.lengths is None and tokens is not None and not bool(tokens.all()):
             self.lengths = torch.full((tokens.shape[0],), start, device=tokens.device)
         if self.lengths is None:
