@@ -46,7 +46,7 @@ def build_cache(
     """
     policy = _policy(method, options)
     if not policy.evicts and not (budget is None or budget.is_everything):
-        raise BudgetError(f"{method} keeps everything: leave the budget out, or name a method")
+        raise BudgetError(f"{method} keeps everything: leave the budget out, or name another method")
     budget = budget or (DEFAULT_BUDGET if policy.evicts else Budget(1.0, "ratio"))
     eviction = Eviction(
         policy=policy,
