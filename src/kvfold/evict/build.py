@@ -47,7 +47,7 @@ def build_cache(
     policy = _policy(method, options)
     if not policy.evicts and not (budget is None or budget.is_everything):
         raise BudgetError(
-            f"{method} keeps everything: leave out the budget, or take another method"
+            f"{method} keeps everything: leave the budget out, or take another method"
         )
     budget = budget or (DEFAULT_BUDGET if policy.evicts else Budget(1.0, "ratio"))
     eviction = Eviction(
