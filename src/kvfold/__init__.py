@@ -1,4 +1,4 @@
-"""kvfold: the KV cache of Hugging Face language models made small, movable and refreshable."""
+"""kvfold: the KV cache of Hugging Face language models made small, and what that costs."""
 
 from __future__ import annotations
 
