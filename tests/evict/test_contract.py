@@ -69,6 +69,25 @@ def test_tokens_and_bytes_stay_within_the_budget_at_every_step(
     assert report.bytes_full == 90 * 3 * 2 * 2 * 16 * 4 * 2
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("method", "scope"), EVICTING)
+def test_a_growing_budget_copies_one_layer_a_token(method: str, scope: str, padded: bool):
+    model = attached()
+    held = kvfold.make_cache(model, method, budget=0.5, scope=scope)
+    mask = left_padded([150, 60], 150) if padded else torch.ones(2, 150).long()
+    kvfold.prefill(model, tiny_ids(2, 150), held, attention_mask=mask)
+    before, copied = [layer.slots.capacity for layer in held.own_layers], []
+    for step in range(40):
+        mask = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+        kvfold.prefill(model, tiny_ids(2, 1, seed=step), held, attention_mask=mask)
+        now = [layer.slots.capacity for layer in held.own_layers]
+        copied.append(sum(a != b for a, b in zip(before, now, strict=True)))
+        before = now
+    assert max(copied) == 1
+    assert sum(copied) >= 9
+    assert len(set(before)) == 1
+
+
 @pytest.mark.parametrize(("method", "scope"), EVICTING)
 def test_each_padded_row_stays_within_its_own_budget(method: str, scope: str):
     model, lengths = attached(), [60, 30, 5]

@@ -111,7 +111,7 @@ class Slots:
             self.length = needed
             return start
         if needed > self.capacity:
-            self._grow(needed + headroom)
+            self.reserve(needed + headroom)
         self.length = needed
         self.put(slice(start, needed), keys, values)
         return start
@@ -134,10 +134,14 @@ class Slots:
             fill = EMPTY if name == "positions" else 0
             self._tensors[name] = _resized(tensor, capacity, self.length, fill)
 
+    def reserve(self, capacity: int) -> None:
+        """Allocate at least `capacity` slots."""
+        if capacity > self.capacity:
+            self._grow(capacity)
+
     def extend(self, count: int) -> None:
         """Bring `count` empty slots into use."""
-        if self.length + count > self.capacity:
-            self._grow(self.length + count)
+        self.reserve(self.length + count)
         self.length += count
         self.clear(slice(self.length - count, self.length))
 

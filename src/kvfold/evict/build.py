@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import fields
 from typing import get_args
@@ -62,7 +63,10 @@ def build_cache(
     if not policy.evicts or budget.is_everything:
         return KVCache(model, spec, CacheLayer)
     coordinator = TokenScope() if eviction.scope == "token" else None
-    return KVCache(model, spec, lambda: EvictingLayer(eviction), coordinator=coordinator)
+    order = itertools.count()
+    return KVCache(
+        model, spec, lambda: EvictingLayer(eviction, next(order)), coordinator=coordinator
+    )
 
 
 def _policy(method: str, options: dict[str, object]) -> Policy:

@@ -41,9 +41,15 @@ class EvictingLayer(CacheLayer):
     never held whole by more than one layer. With scope `token` it waits for `cut` and `choose`.
     """
 
-    def __init__(self, eviction: Eviction) -> None:
-        """Start empty."""
+    def __init__(self, eviction: Eviction, index: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            eviction: What all layers of the cache share.
+            index: Which of them this is, from 0.
+        """
         self.eviction = eviction
+        self._index = index
         shared = eviction.scope != "head"
         super().__init__(Slots(shared=shared, fields=eviction.policy.fields))
         self._chosen: torch.Tensor | None = None
@@ -66,13 +72,17 @@ class EvictingLayer(CacheLayer):
             return self.eviction.budget.tokens(self.seen, self._token_cost)
         return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
 
-    def _even_room(self) -> int:
-        """Tokens that every row may keep with one more, when all are of one length."""
-        return self.eviction.budget.tokens(self.seen + 1, self._token_cost)
+    # A ratio grows with the text, in steps, and each step copies a layer's storage. The layers take
+    # turns, one a token, and all use what they have got once the last has had its turn.
 
-    def _room(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Tokens that each of several rows may keep with one more, `[B]`."""
-        return row_allowance(self.eviction.budget, lengths + 1, self._token_cost)
+    def _even_room(self, delay: int) -> int:
+        """Tokens that every row may keep with one more, a while ago, when all are of one length."""
+        return self.eviction.budget.tokens(max(self.seen + 1 - delay, 0), self._token_cost)
+
+    def _room(self, lengths: torch.Tensor, delay: int) -> torch.Tensor:
+        """Tokens that each of several rows may keep with one more, a while ago, `[B]`."""
+        then = (lengths + 1 - delay).clamp_min(0)
+        return row_allowance(self.eviction.budget, then, self._token_cost).minimum(lengths + 1)
 
     @property
     def _token_cost(self) -> int:
@@ -89,21 +99,16 @@ class EvictingLayer(CacheLayer):
             self._may_be_over = True
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
-        if self.lengths is None and len(self.slots) < self._even_room():
-            return self._append_one(keys, values)
-        if self._chosen is None:
-            self.make_room()
+        if self._chosen is None and self.make_room():
             self.choose(self.scores())
+        if self._chosen is None:
+            start = self.slots.append(keys, values, headroom=0)
+            return slice(start, len(self.slots))
         slot, self._chosen = self._chosen, None
         assert slot is not None
         self.slots.put(slot, keys, values)
         self.has_evicted = True
         return slot
-
-    def _append_one(self, keys: torch.Tensor, values: torch.Tensor) -> slice:
-        held = len(self.slots)
-        spare = min(headroom(held), self._even_room() - held - 1)
-        return slice(self.slots.append(keys, values, headroom=spare), held + 1)
 
     def make_room(self) -> bool:
         """Prepare storage for one more token a row.
@@ -112,12 +117,21 @@ class EvictingLayer(CacheLayer):
             Whether a slot has to be chosen for it: rows of several lengths have room at different
             times, so theirs always is.
         """
+        last = self.eviction.layers - 1
         if self.lengths is None:
-            return len(self.slots) >= self._even_room()
-        missing = int(self._room(self.lengths).max()) - len(self.slots)
+            self._reserve(self._even_room(self._index))
+            return len(self.slots) >= self._even_room(last)
+        self._reserve(int(self._room(self.lengths, self._index).max()))
+        missing = int(self._room(self.lengths, last).max()) - len(self.slots)
         if missing > 0:
             self.slots.extend(missing)
         return True
+
+    def _reserve(self, room: int) -> None:
+        """Allocate the next slot, and some beyond it, if there is room for it."""
+        held = len(self.slots)
+        if self.slots.capacity < min(room, held + 1):
+            self.slots.reserve(min(room, held + 2 * headroom(held)))
 
     def choose(self, scores: torch.Tensor) -> None:
         """Decide which slot the next token takes, after `make_room`.
@@ -125,7 +139,9 @@ class EvictingLayer(CacheLayer):
         Args:
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
         """
-        room = None if self.lengths is None else self.slots.counts < self._room(self.lengths)
+        room = None
+        if self.lengths is not None:
+            room = self.slots.counts < self._room(self.lengths, self.eviction.layers - 1)
         self._chosen = victim(scores, self.slots.positions, self._shielded(), room)
 
     def scores(self) -> torch.Tensor:

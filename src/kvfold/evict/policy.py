@@ -41,6 +41,13 @@ class Observation:
         """What each slot receives from all queries and heads of its group: `[B, G, T]`."""
         return self.probabilities.sum(dim=(2, 3))
 
+    def mean_mass(self) -> torch.Tensor:
+        """What each slot receives from a query and head of its group, on average: `[B, G, T]`."""
+        mean, count = self.probabilities.mean(dim=(2, 3)), self.probabilities.shape[3]
+        if count == 1:
+            return mean
+        return mean * (count / self.queries.clamp(min=1)).view(-1, 1, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:

@@ -47,11 +47,11 @@ class SnapKV(Policy):
 
     def observe(self, slots: Slots, seen: Observation) -> None:
         """Move the mean over the window on by the new queries."""
-        mass = seen.mass()
+        mean = seen.mean_mass()
         if seen.probabilities.shape[3] > 1:
-            mass = pool_in_time(mass, slots.positions, self.kernel)
-        faded = 1 - seen.queries.clamp(max=self.queries).view(-1, 1, 1) / self.queries
-        slots.field("mass").mul_(faded).add_(mass, alpha=1 / (self.queries * seen.heads))
+            mean = pool_in_time(mean, slots.positions, self.kernel)
+        weight = (seen.queries / self.queries).clamp(max=1).view(-1, 1, 1)
+        slots.field("mass").lerp_(mean, weight)
 
     def score(self, slots: Slots) -> torch.Tensor:
         """The mean mass, `[B, G, T]`."""
