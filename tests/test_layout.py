@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "kvfold"
 
 RANKS = (
-    ("errors", "version", "budget", "registry", "artifacts", "environment"),
+    ("errors", "version", "budget", "registry", "artifacts", "environment", "home", "text"),
     ("ops",),
     ("models",),
     ("attention",),

@@ -71,8 +71,8 @@ def make_cache(
 
 
 def methods() -> list[str]:
-    """Names that `make_cache` takes."""
-    return list(METHODS)
+    """Names that `make_cache` takes, `full` first."""
+    return sorted(METHODS, key=lambda name: (name != "full", name))
 
 
 def load_cache(path: str | Path, model: PreTrainedModel) -> KVCache:

@@ -12,7 +12,9 @@ from tests.tiny import tiny_ids, tiny_model
 
 
 def hooks(model: torch.nn.Module) -> int:
-    return sum(len(module._forward_hooks) for module in model.modules())
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
 
 
 @torch.no_grad()
@@ -28,7 +30,7 @@ def test_the_context_restores_the_model(before: str):
     with kvfold.attach(model) as same:
         assert same is model
         assert is_attached(model)
-        assert hooks(model) == 1
+        assert hooks(model) == 2
         torch.testing.assert_close(logits(model), expected, rtol=2e-4, atol=2e-4)
     assert model.config._attn_implementation == before
     assert hooks(model) == 0

@@ -14,10 +14,10 @@ from kvfold import api
 from kvfold.bench.measure import perform
 from kvfold.bench.request import Measurement, Request
 from kvfold.bench.subjects import held_by, prepare, stored_cache
-from kvfold.bench.text import reference_text, text_tokens
 from kvfold.cache import CACHE_KEYWORD
 from kvfold.errors import ConfigError
 from kvfold.models import load_model
+from kvfold.text import text_tokens
 
 Saved = Callable[[str], str]
 
@@ -79,7 +79,7 @@ def test_dynamic_is_transformers_own_cache(saved: Saved, kind: str, tmp_path: Pa
     perform(request(saved(kind), "full", file=str(path)))
     model, tokenizer = load_model(saved(kind), device="cpu")
     prepare(model, "dynamic")
-    ids = text_tokens(tokenizer, 104)
+    ids = torch.tensor([text_tokens(tokenizer, 104)])
     cache, expected = stored_cache(model, "dynamic", path), DynamicCache(config=model.config)
     assert [type(layer) for layer in cache.layers] == [type(layer) for layer in expected.layers]
     with torch.no_grad():
@@ -118,13 +118,3 @@ def test_dynamic_has_no_file(saved: Saved, tmp_path: Path) -> None:
 def test_a_stored_cache_needs_a_file(saved: Saved) -> None:
     with pytest.raises(ConfigError, match="task decode needs the file"):
         perform(request(saved("llama"), "full", task="decode", steps=1))
-
-
-def test_short_texts_begin_again(saved: Saved) -> None:
-    _, tokenizer = load_model(saved("llama"), device="cpu")
-    whole = text_tokens(tokenizer, 400_000)
-    assert whole.shape == (1, 400_000)
-    length = len(tokenizer.encode(reference_text(400_000), add_special_tokens=False))
-    assert length < 400_000
-    assert torch.equal(whole[:, length : length + 50], whole[:, :50])
-    assert torch.equal(text_tokens(tokenizer, 50), whole[:, :50])

@@ -122,7 +122,7 @@ def test_another_model_is_refused(saved: Path):
 def test_what_is_no_cache_is_refused(tmp_path: Path):
     with pytest.raises(ArtifactError, match="there is no file"):
         kvfold.load_cache(tmp_path / "absent", attached())
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match="is a folder: give the file"):
         kvfold.load_cache(tmp_path, attached())
     safetensors.torch.save_file({"keys": torch.zeros(3)}, tmp_path / "other")
     with pytest.raises(ArtifactError, match="not a kvfold cache"):

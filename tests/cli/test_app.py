@@ -32,6 +32,19 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert "--json" in out or hasattr(module, "app")
 
 
+@pytest.mark.parametrize(
+    "command", [["compare"], ["generate"], ["bench", "decode"], ["bench", "prefill"], ["info"]]
+)
+def test_help_is_not_cut_off(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"kvfold {__version__}\n"

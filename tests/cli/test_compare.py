@@ -34,6 +34,7 @@ def test_table_and_files(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     for expected in ("full", "streaming", "tova", "TTFT", "x full", "KL text", "question:"):
         assert expected in shown
     assert "…" not in shown
+    assert said.startswith("  0% full: reading the prompt\n")
     assert "compare.json" in said
     assert "compare.png" in said
     document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
@@ -80,6 +81,10 @@ def test_json_is_the_only_thing_on_stdout(
         (["--document", "good.txt"], "needs a question"),
         (["--document", "good.txt", "--question", "?", "--length", "9"], "leave it out"),
         (["--out", "good.txt"], "choose another"),
+        (["--out", ""], "output folder is empty"),
+        (["--model", ""], "the model name is empty"),
+        (["--dtype", "int8"], "dtype 'int8' is not one of"),
+        (["--length", "0"], "--length 0 is below 1"),
         (["--out", "good.txt/deeper"], "choose another"),
         (["--model", "./nowhere"], "nowhere"),
         (["--length", "10"], "at least 256"),

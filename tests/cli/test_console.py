@@ -9,7 +9,15 @@ import logging
 import pytest
 from rich.console import Console
 
-from kvfold.cli.console import facts, print_json, quiet_libraries, stdout, table
+from kvfold.cli.console import (
+    facts,
+    now_and_then,
+    print_json,
+    progress,
+    quiet_libraries,
+    stdout,
+    table,
+)
 
 
 def rendered(renderable: object) -> list[str]:
@@ -60,3 +68,21 @@ def test_warnings_of_kvfold_go_to_standard_error(capsys: pytest.CaptureFixture[s
     finally:
         logger.handlers, level = before
         logger.setLevel(level)
+
+
+def test_lines_of_progress_come_now_and_then() -> None:
+    said: list[str] = []
+    now = 0.0
+    offer = now_and_then(said.append, seconds=5, clock=lambda: now)
+    for now in (0.0, 4.9, 5.0, 5.1, 9.9, 10.0, 31.0, 32.0):
+        offer(f"{now:g}")
+    assert said == ["0", "5", "10", "31"]
+
+
+def test_progress_without_a_terminal_begins_with_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress() as report:
+        report("reading", 0.0)
+        report("reading", 0.5)
+    assert capsys.readouterr() == ("", "  0% reading\n")

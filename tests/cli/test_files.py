@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfold.cli.files import check_output_folder, read_text
+from kvfold.cli.files import output_folder, read_text
 from kvfold.errors import ConfigError
 
 
@@ -33,8 +33,8 @@ def test_folder_instead_of_text_is_refused(tmp_path: Path) -> None:
 
 def test_checking_an_output_folder_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
-    check_output_folder(tmp_path / "kept")
-    check_output_folder(tmp_path / "new" / "deeper")
+    assert output_folder(str(tmp_path / "kept")) == tmp_path / "kept"
+    assert output_folder(str(tmp_path / "new" / "deeper")) == tmp_path / "new" / "deeper"
     assert list(tmp_path.iterdir()) == [tmp_path / "kept"]
     assert list((tmp_path / "kept").iterdir()) == []
 
@@ -42,5 +42,11 @@ def test_checking_an_output_folder_leaves_no_trace(tmp_path: Path) -> None:
 def test_output_folder_under_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot write to the folder"):
-        check_output_folder(tmp_path / "file" / "out")
+        output_folder(str(tmp_path / "file" / "out"))
     assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_output_folder_without_a_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="output folder is empty"):
+        output_folder(name)

@@ -43,6 +43,7 @@ def test_answer_on_stdout_and_report_on_stderr(
     assert "tokens/s" in err
     assert err.count("\n") == 1
     assert document["new_tokens"] == 12
+    assert document["decode_seconds"] * document["tokens_per_second"] == pytest.approx(11)
     assert document["prompt_tokens"] == len(f"<user>{PROMPT}<assistant>") + 1
 
 
@@ -98,6 +99,7 @@ def test_sampling_follows_the_seed(model: str, capsys: pytest.CaptureFixture[str
         (["Hi", "--budget", "0.5"], "full keeps everything"),
         (["Hi", "--method", "best"], "unknown method 'best'"),
         (["Hi", "--model", "./nowhere"], "nowhere"),
+        (["Hi", "--model", ""], "the model name is empty"),
         (["Hi", "--temperature", "-1"], "temperature -1"),
         (["Hi", "--max-new-tokens", "0"], "--max-new-tokens 0 is below 1"),
         (["Hi", "--chunk-size", "0"], "--chunk-size 0 is below 1"),

@@ -10,8 +10,8 @@ from kvfold.evaluation.document import (
     HELD_OUT,
     built_in_document,
     document_from_text,
-    encode,
 )
+from kvfold.text import encode
 from tests.tiny_folder import byte_tokenizer
 
 LENGTH = 3000

@@ -8,8 +8,8 @@ import torch
 import kvfold
 from kvfold.cache import prefill
 from kvfold.errors import ConfigError
-from kvfold.evaluation.document import encode
 from kvfold.evaluation.generation import Sampler, TextStream, generate, sampler, stop_tokens
+from kvfold.text import encode
 from tests.tiny import tiny_ids, tiny_model
 from tests.tiny_folder import byte_tokenizer
 

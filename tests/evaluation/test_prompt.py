@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvfold.errors import ConfigError
-from kvfold.evaluation.document import Document, encode
+from kvfold.evaluation.document import Document
 from kvfold.evaluation.prompt import build_prompt, chat_tokens, require_positions
+from kvfold.text import encode
 from tests.tiny import tiny_model
 from tests.tiny_folder import byte_tokenizer
 

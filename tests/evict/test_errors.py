@@ -14,7 +14,7 @@ from tests.tiny import tiny_ids
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("h20", {}, "unknown method 'h20': choose one of full, h2o"),
+        ("h20", {}, "unknown method 'h20': choose one of distill, full, h2o"),
         ("h2o", {"kernel": 3}, "h2o has no option 'kernel': choose from queries, recent, scope"),
         ("h2o", {"scope": "row"}, "not defined for scope 'row': choose from head, layer, token"),
         ("streaming", {"scope": "head"}, "not defined for scope 'head': choose from layer, token"),

@@ -10,7 +10,7 @@ import torch
 from kvfold.attention import Scoring
 from kvfold.budget import Budget
 from kvfold.evict import POLICIES, EvictingLayer, Eviction, NewTokens, Policy
-from kvfold.evict.policies import H2O, TOVA, KeyNorm, Random, SnapKV, Streaming
+from kvfold.evict.policies import H2O, TOVA, Distill, KeyNorm, Random, SnapKV, Streaming
 from kvfold.evict.policies.random import hashed_uniform
 
 HEADS, GROUPS, WIDTH, BUDGET, SINKS, RECENT = 4, 2, 8, 16, 2, 5
@@ -142,7 +142,8 @@ def test_keeps_what_the_loop_keeps(policy: Policy, scope: str):
 
 
 def test_every_policy_is_compared_with_a_loop():
-    compared = {type(policy) for policy, _ in CASES} | {Random}
+    # Distill needs all layers at once: tests/evict/test_distill.py.
+    compared = {type(policy) for policy, _ in CASES} | {Random, Distill}
     registered = {POLICIES[name] for name in POLICIES if POLICIES[name].evicts}
     assert compared == registered
 

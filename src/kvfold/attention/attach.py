@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from kvfold.attention.interface import IMPLEMENTATION, register
 from kvfold.errors import ConfigError, UnsupportedModelError
@@ -14,8 +16,9 @@ from kvfold.errors import ConfigError, UnsupportedModelError
 class Attachment:
     """A model on kvfold's attention; leaving the context, or `detach`, restores it.
 
-    Attaching also installs one forward hook on the base model, which tells a cache that a forward
-    is over: what needs all layers acts there.
+    Attaching also installs two hooks on the base model. Before a forward, one gives the cache the
+    chance to refuse another model than its own, or a prompt that does not fit; after it, one tells
+    the cache that the forward is over: what needs all layers acts there.
 
     Example:
         >>> with kvfold.attach(model):
@@ -44,7 +47,11 @@ class Attachment:
                 "transformers' attention interface, so kvfold cannot work with it: "
                 "use a Llama, Mistral, Qwen, Phi-3, Gemma or similar model"
             )
-        self._hook = model.base_model.register_forward_hook(_end_of_forward, with_kwargs=True)
+        body = body_of(model)
+        self._hooks = [
+            body.register_forward_pre_hook(_start_of_forward, with_kwargs=True),
+            body.register_forward_hook(_end_of_forward, with_kwargs=True),
+        ]
 
     def _set(self, implementation: str | None) -> None:
         try:
@@ -57,10 +64,11 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the model back as it was; doing it again changes nothing."""
-        if self._hook is None:
+        if not self._hooks:
             return
-        self._hook.remove()
-        self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         if self._before != IMPLEMENTATION:
             self._set(self._before)
 
@@ -93,6 +101,12 @@ def attach(model: PreTrainedModel) -> Attachment:
     return Attachment(model)
 
 
+def body_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The base model in a model and its wrappers: what runs the layers, and tells models apart."""
+    inner = getattr(model, "base_model", model)
+    return model if inner is model else body_of(inner)
+
+
 def is_attached(model: PreTrainedModel) -> bool:
     """Whether the model's attention is kvfold's."""
     return getattr(model.config, "_attn_implementation", None) == IMPLEMENTATION
@@ -112,10 +126,24 @@ def require_attached(model: PreTrainedModel) -> None:
         )
 
 
+def _start_of_forward(
+    module: torch.nn.Module, arguments: tuple[object, ...], keywords: dict[str, object]
+) -> None:
+    for cache in _caches(arguments, keywords):
+        start: Callable[[torch.nn.Module, dict[str, object]], None] | None
+        start = getattr(cache, "start_of_forward", None)
+        if start is not None:
+            start(module, keywords)
+
+
 def _end_of_forward(
     module: object, arguments: tuple[object, ...], keywords: dict[str, object], output: object
 ) -> None:
-    for value in (*arguments, *keywords.values()):
-        finish: Callable[[], None] | None = getattr(value, "end_of_forward", None)
+    for cache in _caches(arguments, keywords):
+        finish: Callable[[], None] | None = getattr(cache, "end_of_forward", None)
         if finish is not None:
             finish()
+
+
+def _caches(arguments: tuple[object, ...], keywords: dict[str, object]) -> list[Cache]:
+    return [value for value in (*arguments, *keywords.values()) if isinstance(value, Cache)]

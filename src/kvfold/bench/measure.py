@@ -10,10 +10,10 @@ from kvfold.bench.memory import peak_resident, resident
 from kvfold.bench.request import Measurement, Request
 from kvfold.bench.rounds import seconds_now
 from kvfold.bench.subjects import empty_cache, held_by, prepare, stored_cache
-from kvfold.bench.text import text_tokens
 from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
 from kvfold.errors import ConfigError
 from kvfold.models import load_model
+from kvfold.text import text_tokens
 
 _WARMUP_TOKENS = 32
 
@@ -83,7 +83,7 @@ def _time_prefill(
 def _tokens(
     request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int
 ) -> torch.Tensor:
-    return text_tokens(tokenizer, count).to(model.device)
+    return torch.tensor([text_tokens(tokenizer, count)], device=model.device)
 
 
 def _file(request: Request) -> str:

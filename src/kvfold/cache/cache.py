@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from kvfold.attention import require_attached
+from kvfold.attention.attach import body_of
 from kvfold.cache.contents import contents_of
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.report import CacheReport
@@ -51,7 +52,7 @@ class KVCache(Cache):
 
     Make one with `kvfold.make_cache`. It goes wherever transformers takes a cache, for a model that
     is attached; sliding and other layers stay transformers' own. What it stores carries no
-    gradient.
+    gradient. It belongs to the model it was made for, and refuses another.
 
     Example:
         >>> cache = kvfold.make_cache(model, "streaming", budget=64)
@@ -86,6 +87,8 @@ class KVCache(Cache):
         super().__init__(layers=layers)
         self.spec = spec
         self._model = weakref.ref(model)
+        self._body = weakref.ref(body_of(model))
+        self._kinds = _kinds(native)
         self._coordinator = coordinator if self.own_layers else None
         self._first = layers.index(self.own_layers[0]) if self.own_layers else None
         self._latest: CacheLayer | None = None
@@ -119,6 +122,57 @@ class KVCache(Cache):
         layer = self.layers[layer_idx]
         self._latest = layer if isinstance(layer, CacheLayer) else self._latest
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def start_of_forward(self, body: torch.nn.Module, arguments: Mapping[str, object]) -> None:
+        """Refuse what does not belong here; called by the hook that `attach` installs.
+
+        Args:
+            body: The base model that is about to run.
+            arguments: What it is given, by name.
+
+        Raises:
+            ConfigError: For another model than the cache's own, and for a prompt that does not
+                begin with the tokens seen so far.
+        """
+        if self._body() is not body:
+            self._go_over_to(body)
+        for name in ("input_ids", "inputs_embeds"):
+            new = arguments.get(name)
+            if isinstance(new, torch.Tensor) and new.shape[1] != 1:
+                self._check_prompt(new.shape[1], arguments.get("position_ids"))
+
+    def _go_over_to(self, body: torch.nn.Module) -> None:
+        """Serve another model, if nothing is held of the cache's own and that is gone."""
+        is_free = self._body() is None and self.get_seq_length() == 0
+        if not (
+            is_free
+            and isinstance(body, PreTrainedModel)
+            and _kinds(DynamicCache(config=body.config).layers) == self._kinds
+        ):
+            raise ConfigError(
+                "this cache was made for another model: make one for this model with "
+                "kvfold.make_cache, or, if the weights are the same, carry it over by cache.save "
+                "and kvfold.load_cache"
+            )
+        self._body = weakref.ref(body)
+
+    def _check_prompt(self, count: int, positions: object) -> None:
+        """Refuse new tokens from which `generate` has cut a past that they did not contain."""
+        seen = self.get_seq_length()
+        if seen and (count == 0 or self._is_behind(positions)):
+            raise ConfigError(
+                f"the cache has seen {seen} tokens, but this prompt does not begin with them: pass "
+                "all tokens so far and the new ones after them, or the new ones alone with an "
+                "attention_mask over all"
+            )
+
+    def _is_behind(self, positions: object) -> bool:
+        """Whether even the last new token of every row, by its position, was seen before."""
+        if not self.own_layers or not isinstance(positions, torch.Tensor) or positions.ndim != 2:
+            return False
+        lengths = self.own_layers[0].row_lengths
+        shortest = lengths if isinstance(lengths, int) else int(lengths.min())
+        return int(positions[:, -1].max()) < shortest
 
     def _begin_forward(self, count: int) -> None:
         if self._coordinator is not None:
@@ -173,3 +227,8 @@ class KVCache(Cache):
             bytes_index=sum(layer.bytes_index for layer in held),
             bytes_full=sum(layer.bytes_full for layer in held),
         )
+
+
+def _kinds(layers: Sequence[object]) -> list[tuple[type, int | None]]:
+    """What tells the layers of one model from those of another: their type and window."""
+    return [(type(layer), getattr(layer, "sliding_window", None)) for layer in layers]

@@ -265,7 +265,7 @@ class CacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.slots = Slots(shared=self.slots.shared, fields=self.slots.fields)
+        self.slots = self.slots.emptied()
         self.seen, self.lengths, self.has_evicted = 0, None, False
         self.awaits_attention = False
 

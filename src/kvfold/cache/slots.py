@@ -25,18 +25,23 @@ class Slots:
     """Growing storage of one layer, `[B, G, T, D]` keys and values.
 
     `positions` is `[B, P, T]`: P = G when every kv head keeps its own tokens, 1 when all keep the
-    same. `fields` are one number a slot and kv head, `[B, G, T]` in float32.
+    same. `fields` are one number a slot and kv head, `[B, G, T]` in float32; `common` fields are
+    one number a slot, `[B, 1, T]`.
     """
 
-    def __init__(self, *, shared: bool, fields: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, shared: bool, fields: tuple[str, ...] = (), common: tuple[str, ...] = ()
+    ) -> None:
         """Start empty; the first keys give the shape.
 
         Args:
             shared: Whether all kv heads keep the same tokens.
-            fields: Names of what a policy notes of each slot.
+            fields: Names of what a policy notes of each slot and kv head.
+            common: Names of what it notes of each slot for all heads; only where they are shared.
         """
         self.shared = shared
-        self.fields = fields
+        self.common = common
+        self.fields = (*fields, *common)
         self.length = 0
         self._tensors: dict[str, torch.Tensor] = {}
 
@@ -65,7 +70,7 @@ class Slots:
         return self._tensors["positions"].narrow(2, 0, self.length)
 
     def field(self, name: str) -> torch.Tensor:
-        """`[B, G, T]`, a view that may be written in place."""
+        """`[B, G, T]`, or `[B, 1, T]` of a common field; a view that may be written in place."""
         return self._tensors[name].narrow(2, 0, self.length)
 
     @property
@@ -87,6 +92,11 @@ class Slots:
     def nbytes(self) -> int:
         """Bytes allocated by all tensors."""
         return sum(t.numel() * t.element_size() for t in self._tensors.values())
+
+    def emptied(self) -> Slots:
+        """New storage of the same kind that holds nothing."""
+        own = tuple(name for name in self.fields if name not in self.common)
+        return Slots(shared=self.shared, fields=own, common=self.common)
 
     def thaw(self) -> None:
         """Make what was stored under `torch.inference_mode` writable outside it."""
@@ -127,7 +137,8 @@ class Slots:
             "positions": positions.to(keys.device),
         }
         for name in self.fields:
-            self._tensors[name] = keys.new_zeros((batch, groups, capacity), dtype=torch.float32)
+            heads = 1 if name in self.common else groups
+            self._tensors[name] = keys.new_zeros((batch, heads, capacity), dtype=torch.float32)
 
     def _grow(self, capacity: int) -> None:
         for name, tensor in self._tensors.items():
@@ -168,7 +179,7 @@ class Slots:
         for name, new in (("keys", keys), ("values", values)):
             self._tensors[name].scatter_(2, heads[..., None].expand_as(new), new)
         for name in self.fields:
-            self._tensors[name].scatter_(2, heads, 0.0)
+            self._tensors[name].scatter_(2, where if name in self.common else heads, 0.0)
 
     def place(self, where: slice | torch.Tensor, positions: torch.Tensor) -> None:
         """Say which tokens stand in slots.
@@ -190,7 +201,7 @@ class Slots:
         Args:
             where: A range of slots, or one slot a row and place, `[B, P, 1]`.
             name: The field.
-            numbers: `[B, G, N]`.
+            numbers: `[B, G, N]`, or `[B, 1, N]` of a common field.
         """
         if isinstance(where, slice):
             self._tensors[name][:, :, where] = numbers

@@ -113,6 +113,8 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
 
 
 def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder: give the file that the cache was saved to")
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvfold.artifacts import format_bytes
+from kvfold.cli.checks import check_budget, check_counts, check_methods, check_model
 from kvfold.cli.console import JsonOption, note, print_json, stdout, table
-from kvfold.cli.files import check_output_folder
+from kvfold.cli.files import output_folder
 from kvfold.cli.options import BudgetOption, DeviceOption, DtypeOption, ModelOption, listed
 
 if TYPE_CHECKING:
@@ -25,17 +26,24 @@ is kvfold's with everything kept.
 
 app = typer.Typer(help=HELP)
 
-MethodsOption = Annotated[str, typer.Option("--methods", help="What to measure, comma-separated.")]
+METHODS, BUDGET = "dynamic,full,streaming,snapkv", "0.25"
+MethodsOption = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help="What to measure, comma-separated.",
+        show_default=METHODS.replace(",", ", "),
+    ),
+]
 ContextOption = Annotated[str, typer.Option("--context", help="Tokens; several comma-separated.")]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="In each process.", show_default="all cores")
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Measurements of each method.")]
 OutOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--out", help="Folder for the result as JSON and as a chart.", metavar="DIR"),
 ]
-METHODS, BUDGET = "dynamic,full,streaming,snapkv", "0.25"
 
 
 @app.command()
@@ -59,16 +67,17 @@ def decode(
     Each context is prefilled once for each method; the rows of a batch repeat it. Where a method
     does not pay is said below the tables. By default that is 48 measurements: minutes, not seconds.
     """
+    folder = _check(model, methods, budget, dtype, out)
+    numbers = _numbers("--context", context), _numbers("--batch", batch)
     from kvfold.bench import DecodeSettings, bench_decode
 
-    _check_out(out)
     device, dtype = _place(device, dtype)
     settings = DecodeSettings(
         model=model,
         subjects=listed(methods),
         budget=BUDGET if budget is None else budget,
-        contexts=_numbers("--context", context),
-        batches=_numbers("--batch", batch),
+        contexts=numbers[0],
+        batches=numbers[1],
         warmup=warmup,
         steps=steps,
         dtype=dtype,
@@ -76,7 +85,7 @@ def decode(
         threads=_threads(threads),
         rounds=rounds,
     )
-    _show(bench_decode(settings, progress=note), out, json_output=json_output)
+    _show(bench_decode(settings, progress=note), folder, json_output=json_output)
 
 
 @app.command()
@@ -98,27 +107,35 @@ def prefill(
     Below the table stand two checks: whether the peak stays within the model, the budget and one
     chunk, and what looking at attention costs a method.
     """
+    folder = _check(model, methods, budget, dtype, out)
+    contexts = _numbers("--context", context)
+    check_counts(chunk_size=chunk_size)
     from kvfold.bench import PrefillSettings, bench_prefill
 
-    _check_out(out)
     device, dtype = _place(device, dtype)
     settings = PrefillSettings(
         model=model,
         subjects=listed(methods),
         budget=BUDGET if budget is None else budget,
-        contexts=_numbers("--context", context),
+        contexts=contexts,
         chunk_size=chunk_size,
         dtype=dtype,
         device=device,
         threads=_threads(threads),
         rounds=rounds,
     )
-    _show(bench_prefill(settings, progress=note), out, json_output=json_output)
+    _show(bench_prefill(settings, progress=note), folder, json_output=json_output)
 
 
-def _check_out(out: Path | None) -> None:
-    if out is not None:
-        check_output_folder(out)
+def _check(
+    model: str, methods: str, budget: str | None, dtype: str | None, out: str | None
+) -> Path | None:
+    """Refuse what can be refused before torch is imported; returns the output folder."""
+    folder = None if out is None else output_folder(out)
+    check_methods(listed(methods), besides=["dynamic"])
+    check_budget(budget)
+    check_model(model, dtype)
+    return folder
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,9 @@ import typer
 from rich.text import Text
 
 from kvfold.artifacts import format_bytes
-from kvfold.cli.console import (
-    JsonOption,
-    note,
-    print_json,
-    progress,
-    stdout,
-    table,
-)
-from kvfold.cli.files import check_output_folder, read_text
+from kvfold.cli.checks import check_budget, check_counts, check_methods, check_model
+from kvfold.cli.console import JsonOption, note, print_json, progress, stdout, table
+from kvfold.cli.files import output_folder, read_text
 from kvfold.cli.options import (
     BudgetOption,
     ChunkOption,
@@ -66,11 +59,13 @@ MethodsOption = Annotated[
     str | None,
     typer.Option(
         help="Methods, separated by commas; full is always measured.",
-        show_default="full,streaming,h2o,snapkv,tova,knorm",
+        show_default="full, streaming, h2o, snapkv, tova, knorm",
     ),
 ]
 NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
-OutOption = Annotated[Path, typer.Option(help="Folder for compare.json and compare.png.")]
+OutOption = Annotated[
+    str, typer.Option(help="Folder for compare.json and compare.png.", metavar="DIR")
+]
 LengthOption = Annotated[
     int | None, typer.Option(help="Tokens of the built-in document.", show_default="2048")
 ]
@@ -94,7 +89,7 @@ def compare(
     seed: SeedOption = 0,
     chunk_size: ChunkOption = None,
     compress_before_question: BeforeOption = False,
-    out: OutOption = Path("kvfold-out"),
+    out: OutOption = "kvfold-out",
     json_output: JsonOption = False,
 ) -> None:
     """Answer a question about a long document with the full KV cache and with smaller ones.
@@ -108,7 +103,11 @@ def compare(
     """
     command = _command(dict(locals()))
     text = _check_document(document, question, length)
-    check_output_folder(out)
+    folder = output_folder(out)
+    check_budget(budget)
+    check_methods(listed(methods or ""))
+    check_counts(max_new_tokens=max_new_tokens, chunk_size=chunk_size, length=length)
+    check_model(model, dtype)
     settings = _settings(
         methods, budget, max_new_tokens, chunk_size, seed, early=compress_before_question
     )
@@ -117,7 +116,7 @@ def compare(
         return _document(tokenizer, text, document, question, length, seed)
 
     comparison = _measure(choose, settings, (model, dtype, device), command)
-    _show(comparison, out, json_output=json_output)
+    _show(comparison, folder, json_output=json_output)
 
 
 def _command(options: dict[str, object]) -> str:
@@ -192,7 +191,7 @@ def _measure(
     from kvfold.evaluation import compare as run
 
     model, tokenizer = load(*source)
-    with _reported() as report:
+    with progress() as report:
         return run(
             model,
             tokenizer,
@@ -202,18 +201,6 @@ def _measure(
             command=command,
             progress=report,
         )
-
-
-@contextmanager
-def _reported() -> Iterator[Callable[[str, float], None]]:
-    """Show stages and their share of the whole on standard error."""
-    with progress() as bar:
-        task = bar.add_task("starting", total=100)
-
-        def report(stage: str, share: float) -> None:
-            bar.update(task, description=stage, completed=int(100 * share))
-
-        yield report
 
 
 def _show(comparison: Comparison, out: Path, *, json_output: bool) -> None:

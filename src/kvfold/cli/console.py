@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -27,6 +29,8 @@ JsonOption = Annotated[
 
 WIDE = 200
 """Columns of standard output when it is not a terminal."""
+SECONDS_BETWEEN_LINES = 5.0
+"""Between lines of progress, where there is no terminal for a bar."""
 
 
 def stdout() -> Console:
@@ -50,10 +54,15 @@ def print_json(document: object) -> None:
     sys.stdout.write(json_text(document))
 
 
-def progress() -> Progress:
-    """A progress bar on standard error: one line a task, silent without a terminal."""
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """Show the stages of long work on standard error: a bar, or now and then a line.
+
+    Yields:
+        To be told the stage at hand, and the share of all that is done, 0 to 1.
+    """
     console = stderr()
-    return Progress(
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -62,6 +71,40 @@ def progress() -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+    say = now_and_then(note)
+    with bar:
+        task = bar.add_task("starting", total=100)
+
+        def report(stage: str, share: float) -> None:
+            bar.update(task, description=stage, completed=int(100 * share))
+            if not console.is_terminal:
+                say(f"{share:4.0%} {stage}")
+
+        yield report
+
+
+def now_and_then(
+    say: Callable[[str], None],
+    *,
+    seconds: float = SECONDS_BETWEEN_LINES,
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[str], None]:
+    """Thin out lines: the first is said, then one when enough time has passed.
+
+    Args:
+        say: Says a line.
+        seconds: From one line to the next, at least.
+        clock: Tells the time.
+    """
+    last = float("-inf")
+
+    def offer(line: str) -> None:
+        nonlocal last
+        if clock() - last >= seconds:
+            last = clock()
+            say(line)
+
+    return offer
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:

@@ -30,15 +30,21 @@ def read_text(path: Path) -> str:
     return text
 
 
-def check_output_folder(path: Path) -> None:
+def output_folder(name: str) -> Path:
     """Make sure that files can be written to a folder, and leave everything as it was.
 
     Args:
-        path: The folder; it need not exist yet.
+        name: Of the folder; it need not exist yet.
+
+    Returns:
+        Its path.
 
     Raises:
-        ConfigError: It cannot be made, or not be written to.
+        ConfigError: It has no name, cannot be made, or not be written to.
     """
+    if not name.strip():
+        raise ConfigError("the name of the output folder is empty: give one, or . for this folder")
+    path = Path(name)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -52,3 +58,4 @@ def check_output_folder(path: Path) -> None:
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
+    return path

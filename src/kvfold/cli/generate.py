@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvfold.cli.checks import (
+    check_budget,
+    check_counts,
+    check_methods,
+    check_model,
+    check_temperature,
+)
 from kvfold.cli.console import JsonOption, note, print_json
 from kvfold.cli.files import read_text
 from kvfold.cli.options import (
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kvfold.cache import KVCache
-    from kvfold.evaluation.generation import Sampler
 
 PromptArgument = Annotated[
     str | None, typer.Argument(help="The prompt, or - for standard input.", show_default=False)
@@ -63,8 +69,10 @@ class Request:
     """Most tokens of the answer."""
     chunk_size: int | None
     """Tokens a forward of the prefill."""
-    choose: Sampler
-    """Chooses each token."""
+    temperature: float
+    """How far the likeliest token is left to chance."""
+    seed: int
+    """Of the sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +87,15 @@ class Answer:
     """Tokens of the answer."""
     first_token_seconds: float
     """From the prompt to the first logits."""
-    seconds: float
-    """For the rest."""
+    decode_seconds: float
+    """For the tokens after the first."""
     cache: KVCache
     """What is held in the end."""
 
     @property
     def tokens_per_second(self) -> float | None:
         """Decode speed; None for fewer than two tokens."""
-        return (self.new_tokens - 1) / self.seconds if self.new_tokens > 1 else None
+        return (self.new_tokens - 1) / self.decode_seconds if self.new_tokens > 1 else None
 
 
 def generate(
@@ -112,7 +120,12 @@ def generate(
     For example: `kvfold generate --file report.txt --method snapkv --budget 25%`
     """
     text = _prompt(prompt, file)
-    request = _request(method, budget, max_new_tokens, chunk_size, temperature, seed)
+    check_methods([method])
+    check_budget(budget)
+    check_counts(max_new_tokens=max_new_tokens, chunk_size=chunk_size)
+    check_temperature(temperature)
+    check_model(model, dtype)
+    request = Request(method, budget, max_new_tokens, chunk_size, temperature, seed)
     loaded, tokenizer = load(model, dtype, device)
     answer = _answer(
         loaded, tokenizer, text, chat, request, (lambda part: None) if json_output else _write
@@ -146,29 +159,6 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     return text
 
 
-def _request(
-    method: str,
-    budget: str | None,
-    max_new_tokens: int,
-    chunk_size: int | None,
-    temperature: float,
-    seed: int,
-) -> Request:
-    """Check all that can be checked before a model is loaded."""
-    import kvfold.api  # noqa: F401 - registers the methods
-    from kvfold.budget import Budget
-    from kvfold.cache import METHODS
-    from kvfold.evaluation.generation import sampler
-
-    METHODS[method]
-    if budget is not None:
-        Budget.parse(budget)
-    for value, name in ((max_new_tokens, "--max-new-tokens"), (chunk_size, "--chunk-size")):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} {value} is below 1: give a positive number of tokens")
-    return Request(method, budget, max_new_tokens, chunk_size, sampler(temperature, seed=seed))
-
-
 def _answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -181,7 +171,7 @@ def _answer(
 
     from kvfold.api import make_cache
     from kvfold.cache import prefill
-    from kvfold.evaluation.generation import TextStream, generate, stop_tokens
+    from kvfold.evaluation.generation import TextStream, generate, sampler, stop_tokens
     from kvfold.evaluation.prompt import chat_tokens, require_positions
 
     tokens = chat_tokens(tokenizer, text, chat=chat)
@@ -198,7 +188,7 @@ def _answer(
         logits,
         max_new_tokens=request.max_new_tokens,
         stop=stop,
-        choose=request.choose,
+        choose=sampler(request.temperature, seed=request.seed),
     )
     first = None
     for token in answer:
@@ -226,7 +216,7 @@ def _document(answer: Answer, model: str) -> dict[str, object]:
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": answer.new_tokens,
         "first_token_seconds": answer.first_token_seconds,
-        "seconds": answer.seconds,
+        "decode_seconds": answer.decode_seconds,
         "tokens_per_second": answer.tokens_per_second,
         "cache": answer.cache.report().to_dict(),
         "environment": environment(),

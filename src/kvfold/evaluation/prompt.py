@@ -11,7 +11,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.errors import ConfigError
-from kvfold.evaluation.document import Document, encode
+from kvfold.evaluation.document import Document
+from kvfold.text import encode, leading_tokens
 
 _MARK = "@@document@@"
 
@@ -44,7 +45,7 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, document: Document) -> Prom
         ConfigError: When the chat template refuses the message.
     """
     if tokenizer.chat_template is None:
-        before = _leading(tokenizer)
+        before = leading_tokens(tokenizer)
         after = f"\n\nQuestion: {document.question}\nAnswer:"
     else:
         text = _render(tokenizer, f"{_MARK}\n\n{document.question}")
@@ -75,7 +76,7 @@ def chat_tokens(
         raise ConfigError("this model has no chat template: leave --chat out, or give --raw")
     if chat or (chat is None and tokenizer.chat_template is not None):
         return encode(tokenizer, _render(tokenizer, text))
-    return [*_leading(tokenizer), *encode(tokenizer, text)]
+    return [*leading_tokens(tokenizer), *encode(tokenizer, text)]
 
 
 def require_positions(model: PreTrainedModel, tokens: int, more: int, advice: str) -> None:
@@ -109,9 +110,3 @@ def _render(tokenizer: PreTrainedTokenizerBase, content: str) -> str:
             "another model"
         ) from error
     return str(text)
-
-
-def _leading(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that begins a text, where the tokenizer puts one."""
-    first, some = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
-    return [first] if isinstance(first, int) and some[:1] == [first] else []

@@ -46,6 +46,8 @@ def build_cache(
         BudgetError: For a budget given to `full`.
     """
     policy = _policy(method, options)
+    if (concern := policy.concern(model)) is not None:
+        _log.warning("%s: %s", method, concern)
     if not policy.evicts and not (budget is None or budget.is_everything):
         raise BudgetError(
             f"{method} keeps everything: leave the budget out, or take another method"
@@ -57,8 +59,12 @@ def build_cache(
         scope=_scope(method, policy, options.get("scope")),
         sinks=whole_number(method, "sinks", options.get("sinks", SINKS)),
         recent=whole_number(method, "recent", options.get("recent", RECENT)),
-        layers=_evicting_layers(model, method),
+        layers=evicting_layers(model),
     )
+    if eviction.layers == 0 and policy.evicts:
+        _log.warning(
+            "%s has no full-attention layer: %s has nothing to evict", type(model).__name__, method
+        )
     spec = CacheSpec(method, str(budget), eviction.scope, dict(options))
     if not policy.evicts or budget.is_everything:
         return KVCache(model, spec, CacheLayer)
@@ -89,11 +95,6 @@ def _scope(method: str, policy: Policy, scope: object) -> Scope:
     raise ConfigError(f"{method} is not defined for scope {scope!r}: choose from {choices}")
 
 
-def _evicting_layers(model: PreTrainedModel, method: str) -> int:
-    layers = DynamicCache(config=model.config).layers
-    count = sum(type(layer) is DynamicLayer for layer in layers)
-    if count == 0 and POLICIES[method].evicts:
-        _log.warning(
-            "%s has no full-attention layer: %s has nothing to evict", type(model).__name__, method
-        )
-    return count
+def evicting_layers(model: PreTrainedModel) -> int:
+    """Layers of a model that can evict: those with full attention."""
+    return sum(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)

@@ -15,6 +15,10 @@ from kvfold.evict.allowance import row_allowance
 from kvfold.evict.policy import NewTokens, Observation, Policy, Scope
 from kvfold.ops.selection import keep_indices, protected, victim
 
+TURN = "turn"
+"""Field of the first layer, where one scoring of scope token serves several tokens: the slots that
+go next are numbered from `-interval` up, all others are 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
@@ -33,6 +37,11 @@ class Eviction:
     layers: int
     """Evicting layers in the cache, for a budget in bytes."""
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one scoring of all layers serves several tokens."""
+        return self.scope == "token" and self.policy.interval > 1
+
 
 class EvictingLayer(CacheLayer):
     """Keeps the tokens that a policy scores highest, within a budget.
@@ -50,8 +59,10 @@ class EvictingLayer(CacheLayer):
         """
         self.eviction = eviction
         self._index = index
-        shared = eviction.scope != "head"
-        super().__init__(Slots(shared=shared, fields=eviction.policy.fields))
+        policy, shared = eviction.policy, eviction.scope != "head"
+        turn = (TURN,) if index == 0 and eviction.takes_turns else ()
+        common = (*policy.common, *turn)
+        super().__init__(Slots(shared=shared, fields=policy.fields, common=common))
         self._chosen: torch.Tensor | None = None
         self._new: tuple[torch.Tensor, torch.Tensor] | None = None
         self._may_be_over = False
@@ -75,6 +86,12 @@ class EvictingLayer(CacheLayer):
     # A ratio grows with the text, in steps, and each step copies a layer's storage. The layers take
     # turns, one a token, and all use what they have got once the last has had its turn.
 
+    @property
+    def budgeted(self) -> int:
+        """Most tokens that a row may keep now."""
+        allowed = self._allowed()
+        return int(allowed.max()) if isinstance(allowed, torch.Tensor) else allowed
+
     def _even_room(self, delay: int) -> int:
         """Tokens that every row may keep with one more, a while ago, when all are of one length."""
         return self.eviction.budget.tokens(max(self.seen + 1 - delay, 0), self._token_cost)
@@ -89,7 +106,10 @@ class EvictingLayer(CacheLayer):
         """Bytes of one more token of every row in all layers, where the budget asks for them."""
         if self.eviction.budget.unit != "bytes":
             return 0
-        return self.slots.bytes_per_token * self.eviction.layers
+        # The turns stand in the first layer alone.
+        turn = 4 * self.slots.keys.shape[0] if self.eviction.takes_turns else 0
+        own = self.slots.bytes_per_token - (turn if TURN in self.slots.common else 0)
+        return own * self.eviction.layers + turn
 
     # Storing ----------------------------------------------------------------------------------
 
@@ -100,7 +120,7 @@ class EvictingLayer(CacheLayer):
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
         if self._chosen is None and self.make_room():
-            self.choose(self.scores())
+            self._chosen = self.choose(self.scores())
         if self._chosen is None:
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
@@ -133,16 +153,26 @@ class EvictingLayer(CacheLayer):
         if self.slots.capacity < min(room, held + 1):
             self.slots.reserve(min(room, held + 2 * headroom(held)))
 
-    def choose(self, scores: torch.Tensor) -> None:
-        """Decide which slot the next token takes, after `make_room`.
+    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Decide which slot the next token could take, after `make_room`.
 
         Args:
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
+
+        Returns:
+            `[B, P, 1]`.
         """
-        room = None
-        if self.lengths is not None:
-            room = self.slots.counts < self._room(self.lengths, self.eviction.layers - 1)
-        self._chosen = victim(scores, self.slots.positions, self._shielded(), room)
+        return victim(scores, self.slots.positions, self.shielded(), self.has_room())
+
+    def has_room(self) -> torch.Tensor | None:
+        """Rows that may fill an empty slot, `[B]`; None where all are of one length."""
+        if self.lengths is None:
+            return None
+        return self.slots.counts < self._room(self.lengths, self.eviction.layers - 1)
+
+    def use(self, chosen: torch.Tensor) -> None:
+        """Let the next token take a slot that was chosen, `[B, P, 1]`."""
+        self._chosen = chosen
 
     def scores(self) -> torch.Tensor:
         """The policy's scores, the mean over heads that share the kept set: `[B, P, T]`."""
@@ -151,7 +181,8 @@ class EvictingLayer(CacheLayer):
             return scores if scores.shape[1] == 1 else scores.mean(dim=1, keepdim=True)
         return scores.expand(-1, self.slots.positions.shape[1], -1)
 
-    def _shielded(self) -> torch.Tensor:
+    def shielded(self) -> torch.Tensor:
+        """The slots that may not go, empty ones included: `[B, P, T]`."""
         return protected(
             self.slots.positions,
             self.row_lengths,
@@ -213,7 +244,7 @@ class EvictingLayer(CacheLayer):
         """
         allowed = self._allowed()
         self.has_evicted = True
-        self.slots.keep(*keep_indices(scores, self.slots.positions, self._shielded(), allowed))
+        self.slots.keep(*keep_indices(scores, self.slots.positions, self.shielded(), allowed))
         self._chosen, self._may_be_over = None, False
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

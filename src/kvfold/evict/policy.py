@@ -7,7 +7,7 @@ slots of the cache, never on the policy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -76,6 +76,8 @@ class Policy(ABC):
     """The scopes it is defined for, the default first."""
     fields: ClassVar[tuple[str, ...]] = ()
     """What it notes of each slot and kv head."""
+    common: ClassVar[tuple[str, ...]] = ()
+    """What it notes of each slot for all heads; only with scopes that share them."""
     evicts: ClassVar[bool] = True
     """False for the policy that keeps everything."""
 
@@ -84,8 +86,17 @@ class Policy(ABC):
         """Last queries of a prompt whose attention it wants to see; 0 for none at any time."""
         return 0
 
+    @property
+    def interval(self) -> int:
+        """Generated tokens for which one scoring of all layers serves (scope token)."""
+        return 1
+
+    def concern(self, model: PreTrainedModel) -> str | None:
+        """What a user should know before using it on a model; None when there is nothing."""
+        return None
+
     def start(self, tokens: NewTokens) -> dict[str, torch.Tensor]:
-        """What to note of new tokens, `[B, G, N]` a field; zero where it says nothing."""
+        """What to note of new tokens, `[B, G, N]` a field, or `[B, 1, N]` a common one; else 0."""
         return {}
 
     def observe(self, slots: Slots, seen: Observation) -> None:
@@ -95,6 +106,21 @@ class Policy(ABC):
     @abstractmethod
     def score(self, slots: Slots) -> torch.Tensor:
         """How much each slot deserves to stay: `[B, G, T]`, or `[B, 1, T]` for all heads."""
+
+    def score_together(self, layers: Sequence[Slots]) -> torch.Tensor:
+        """One score for all layers, which hold the same tokens in the same slots: `[B, 1, T]`.
+
+        Their mean, unless a policy knows better.
+        """
+        return mean_over_layers([self.score(slots).mean(1, keepdim=True) for slots in layers])
+
+
+def mean_over_layers(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean of tensors of one shape, on the device of the first."""
+    total = numbers[0].clone()
+    for each in numbers[1:]:
+        total += each.to(total.device)
+    return total / len(numbers)
 
 
 def _build(

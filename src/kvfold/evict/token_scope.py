@@ -1,19 +1,22 @@
 """One kept set for all layers and heads.
 
-The scores of all layers are averaged. The kept cache then stays one dense set of tokens, which is
-what makes a learned policy cheap (DistillCache, arXiv 2608.08878).
+Every layer holds the same tokens in the same slots. The kept cache then stays one dense set of
+tokens, which is what makes a learned policy cheap (DistillCache, arXiv 2608.08878).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kvfold.cache.layer import CacheLayer
-from kvfold.evict.layer import EvictingLayer
+from kvfold.evict.layer import TURN, EvictingLayer
+from kvfold.ops.selection import turns_to_go
 
 
 class TokenScope:
-    """Acts on the evicting layers of one cache, which hold the same tokens in the same slots."""
+    """Acts on the evicting layers of one cache together."""
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         """Choose the slot that a single new token takes, the same in all layers."""
@@ -22,25 +25,40 @@ class TokenScope:
             return
         is_full = [layer.make_room() for layer in evicting]
         if all(is_full):
-            scores = _mean_scores(evicting)
+            chosen = evicting[0].choose(self._next_scores(evicting))
             for layer in evicting:
-                layer.choose(scores.to(layer.slots.positions.device))
+                layer.use(chosen.to(layer.slots.positions.device))
 
     def after_forward(self, layers: list[CacheLayer]) -> None:
         """Cut every layer to the budget, after a prompt or a chunk of one."""
         evicting = _evicting(layers)
         if evicting and evicting[0].is_over:
-            scores = _mean_scores(evicting)
+            scores = self._scores(evicting)
             for layer in evicting:
                 layer.cut(scores.to(layer.slots.positions.device))
+            self._forget_turns(evicting[0])
+
+    def _scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
+        return evicting[0].eviction.policy.score_together([layer.slots for layer in evicting])
+
+    def _next_scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
+        """Scores to choose one slot by, `[B, 1, T]`: new ones, or the turns of older ones."""
+        first, interval = evicting[0], evicting[0].eviction.policy.interval
+        if interval == 1:
+            return self._scores(evicting)
+        turns, shielded = first.slots.field(TURN), first.shielded()
+        is_used_up = turns.masked_fill(shielded, 0).amin(-1, keepdim=True) == 0
+        if (room := first.has_room()) is not None:
+            is_used_up &= ~room.view(-1, 1, 1)
+        if bool(is_used_up.any()):
+            new = turns_to_go(self._scores(evicting), shielded, interval)
+            turns.copy_(torch.where(is_used_up, new, turns))
+        return turns
+
+    def _forget_turns(self, first: EvictingLayer) -> None:
+        if first.eviction.policy.interval > 1:
+            first.slots.field(TURN).zero_()
 
 
 def _evicting(layers: list[CacheLayer]) -> list[EvictingLayer]:
     return [layer for layer in layers if isinstance(layer, EvictingLayer)]
-
-
-def _mean_scores(layers: list[EvictingLayer]) -> torch.Tensor:
-    total = layers[0].scores()
-    for layer in layers[1:]:
-        total = total + layer.scores().to(total.device)
-    return total / len(layers)

@@ -1,15 +1,10 @@
 """All that kvfold knows about a model's insides, and how models are loaded."""
 
+from kvfold.home import DEFAULT_NAME, DefaultStatus, default_path, default_status, kvfold_home
 from kvfold.models.anatomy import Anatomy, LayerAnatomy, anatomy_of
-from kvfold.models.default import (
-    DEFAULT_NAME,
-    DefaultStatus,
-    default_path,
-    default_status,
-    ensure_default,
-)
-from kvfold.models.fingerprint import differing_facts, fingerprint, fingerprint_facts
-from kvfold.models.home import Progress, kvfold_home
+from kvfold.models.default import ensure_default
+from kvfold.models.fingerprint import differing_facts, fingerprint, fingerprint_facts, shape_facts
+from kvfold.models.home import Progress
 from kvfold.models.loading import load_config, load_model, skeleton
 from kvfold.models.parts import (
     attention_module,
@@ -80,6 +75,7 @@ __all__ = [
     "query_norm",
     "query_weight",
     "rotary",
+    "shape_facts",
     "skeleton",
     "text_config",
     "value_weight",

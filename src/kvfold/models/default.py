@@ -12,62 +12,20 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from kvfold.errors import ArtifactError
-from kvfold.models.home import Progress, disk_errors, models_folder
-from kvfold.models.sources import REQUIRED_FILES, Origin, obtain
+from kvfold.home import DEFAULT_NAME, RECORD, REQUIRED_FILES, WEIGHTS, default_path, default_status
+from kvfold.models.home import Progress, disk_errors
+from kvfold.models.sources import Origin, obtain
 from kvfold.models.wheel import sha256_of
 
-DEFAULT_NAME = "SmolLM2-135M-Instruct"
-"""What the default model is called, and its folder."""
-
-_RECORD = "kvfold.json"
-_WEIGHTS = "model.safetensors"
 _PARTIAL = ".partial-"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultStatus:
-    """What is known about the default model on this machine."""
-
-    name: str
-    """Of the model."""
-    path: str
-    """Folder it is, or will be, in."""
-    present: bool
-    """Whether it is there, whole."""
-    source: str | None = None
-    """Where it came from."""
-    source_sha256: str | None = None
-    """Checksum of the file that was fetched, if it has a known one."""
-    weights_sha256: str | None = None
-    """Checksum of the weights when they were written."""
-    weights_bytes: int | None = None
-    """Size of the weights."""
-    date: str | None = None
-    """When it was fetched (UTC)."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns plain values for JSON."""
-        return asdict(self)
-
-
-def default_path() -> Path:
-    """Returns the default model's folder; it need not exist."""
-    return models_folder() / DEFAULT_NAME
-
-
-def default_status() -> DefaultStatus:
-    """Looks at what is on this machine; touches no network."""
-    folder = default_path()
-    return _whole(folder) or DefaultStatus(DEFAULT_NAME, str(folder), present=False)
 
 
 def ensure_default(progress: Progress | None = None) -> Path:
@@ -82,9 +40,9 @@ def ensure_default(progress: Progress | None = None) -> Path:
         ConfigError: The cache folder cannot be written, or pip is missing.
     """
     folder, tell = default_path(), progress or _log.info
-    if _whole(folder) is None:
+    if not default_status().present:
         with disk_errors(folder.parent), _only_one(folder, tell):
-            if _whole(folder) is None:
+            if not default_status().present:
                 _build(folder, tell)
     return folder
 
@@ -131,7 +89,7 @@ def _write_record(work: Path, origin: Origin) -> None:
     absent = [name for name in REQUIRED_FILES if not (work / name).is_file()]
     if absent:
         raise ArtifactError(f"{origin.source} came without {', '.join(absent)}: try again")
-    weights = work / _WEIGHTS
+    weights = work / WEIGHTS
     record = {
         "source": origin.source,
         "source_sha256": origin.sha256,
@@ -139,16 +97,4 @@ def _write_record(work: Path, origin: Origin) -> None:
         "weights_bytes": weights.stat().st_size,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _whole(folder: Path) -> DefaultStatus | None:
-    """Returns the status of a whole model folder, or None if a file is missing or cut short."""
-    try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        status = DefaultStatus(DEFAULT_NAME, str(folder), present=True, **record)
-        size = (folder / _WEIGHTS).stat().st_size
-    except (OSError, ValueError, TypeError):
-        return None
-    complete = all((folder / name).is_file() for name in REQUIRED_FILES)
-    return status if complete and size == status.weights_bytes else None
+    (work / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

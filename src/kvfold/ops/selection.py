@@ -99,3 +99,22 @@ def victim(
         empty = torch.where(room, -torch.inf, torch.inf).to(scores.dtype).view(-1, 1, 1)
         scores = torch.where(positions >= 0, scores, empty)
     return scores.argmin(dim=-1, keepdim=True)
+
+
+def turns_to_go(scores: torch.Tensor, shielded: torch.Tensor, count: int) -> torch.Tensor:
+    """Number the slots that the next tokens take.
+
+    Args:
+        scores: Higher is kept, `[B, P, T]`.
+        shielded: Slots that are empty or may not go, `[B, P, T]`.
+        count: How many to number, if there are so many.
+
+    Returns:
+        `-count` for the slot that goes first, and up to -1 for the last; 0 for all others,
+        `[B, P, T]`.
+    """
+    count = min(count, scores.shape[-1])
+    lowest = scores.masked_fill(shielded, torch.inf).topk(count, dim=-1, largest=False)
+    turns = torch.arange(-count, 0, device=scores.device, dtype=scores.dtype)
+    turns = torch.where(lowest.values.isposinf(), 0, turns)
+    return torch.zeros_like(scores).scatter_(-1, lowest.indices, turns)

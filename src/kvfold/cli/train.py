@@ -1,0 +1,227 @@
+"""`kvfold train`: learn what a method needs, for a model of one's own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvfold.cli.checks import check_model
+from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
+from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
+from kvfold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kvfold.evict.learner import DistillSettings
+    from kvfold.evict.train import TrainedPolicy
+    from kvfold.training import Progress, TrainingSettings
+
+app = typer.Typer(help="Learn what a method needs, for a model of your own.", no_args_is_help=True)
+
+OutOption = Annotated[Path, typer.Option(help="Folder of checkpoint, policy and picture.")]
+TextsOption = Annotated[
+    str,
+    typer.Option(
+        help="What to train on, a comma between several: text files, .jsonl files "
+        "(file.jsonl:field), folders, data sets (hf:name/config:split:field), or the built-in "
+        "`default`, `reference`, `retrieval`, `arithmetic`; a weight may follow, as in default=3."
+    ),
+]
+StepsOption = Annotated[int, typer.Option(help="Prompts to learn from, one a step.")]
+RankerOption = Annotated[
+    int, typer.Option(help="Texts to which a supervised ranker is fitted first; 0 for none.")
+]
+LengthOption = Annotated[int, typer.Option(help="Tokens of an excerpt, continuation included.")]
+HorizonOption = Annotated[int, typer.Option(help="Tokens of the continuation that are scored.")]
+BlockOption = Annotated[int, typer.Option(help="Tokens between two prunings; 1 is the paper's.")]
+BudgetsOption = Annotated[str, typer.Option(help="Shares that may stay, a comma between.")]
+RolloutsOption = Annotated[int, typer.Option(help="Prunings of a prompt that are compared.")]
+LawOption = Annotated[
+    str, typer.Option(help="Of what is drawn: plackett-luce or conditional-poisson.")
+]
+FeaturesOption = Annotated[str, typer.Option(help="What the policy may look at.")]
+EntropyOption = Annotated[float, typer.Option(help="Weight of the draw's entropy.")]
+ClipOption = Annotated[float, typer.Option(help="A token's divergence counts up to so much.")]
+SinksOption = Annotated[int, typer.Option(help="First tokens that always stay.")]
+RecentOption = Annotated[int, typer.Option(help="Last tokens that always stay.")]
+RateOption = Annotated[float, typer.Option(help="Of AdamW; falls by a cosine.")]
+ValidationOption = Annotated[int, typer.Option(help="Held-out excerpts of a validation.")]
+EveryOption = Annotated[int, typer.Option(help="Steps between validations and checkpoints.")]
+SeedOption = Annotated[int, typer.Option(help="Of weights, texts and draws.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
+
+
+@app.callback()
+def _train() -> None:
+    """Learn what a method needs, for a model of your own."""
+
+
+@app.command()
+def distill(
+    model: ModelOption = "default",
+    out: OutOption = Path("distill-policy"),
+    texts: TextsOption = "default",
+    steps: StepsOption = 300,
+    ranker_texts: RankerOption = 48,
+    length: LengthOption = 768,
+    horizon: HorizonOption = 32,
+    block: BlockOption = 8,
+    budgets: BudgetsOption = "0.125,0.25",
+    rollouts: RolloutsOption = 8,
+    law: LawOption = "plackett-luce",
+    features: FeaturesOption = "mass,norm,spread,entropy,position",
+    entropy_bonus: EntropyOption = 0.01,
+    clip: ClipOption = 2.0,
+    sinks: SinksOption = 4,
+    recent: RecentOption = 32,
+    learning_rate: RateOption = 3e-4,
+    validation: ValidationOption = 16,
+    every: EveryOption = 50,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    resume: ResumeOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Train a policy of DistillCache: which tokens to keep so that the model says the same.
+
+    The folder then is what `policy` takes in `kvfold.make_cache(model, "distill", policy=FOLDER)`.
+    An interrupted run goes on with --resume.
+    """
+    check_model(model, dtype)
+    settings, method = _settings(locals())
+    if length <= horizon + sinks + recent:
+        raise ConfigError(
+            f"excerpts of {length} tokens leave no prompt before {horizon} scored ones: give a "
+            "greater --length or a smaller --horizon"
+        )
+    where = _Place(model, dtype, device, out, resume)
+    _show(_run(where, listed(texts), length, settings, method), json_output=json_output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is trained for, and where it goes."""
+
+    model: str
+    dtype: str | None
+    device: str | None
+    out: Path
+    resume: bool
+
+
+def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettings]:
+    """The options as settings, checked."""
+    from kvfold.evict.learner import DistillSettings
+    from kvfold.training import TrainingSettings
+
+    own = {field.name for field in fields(DistillSettings)} & set(given)
+    method = {name: given[name] for name in own}
+    method |= {
+        "budgets": _shares(given["budgets"]),
+        "features": listed(given["features"]),
+        "law": _law(given["law"]),
+    }
+    settings = TrainingSettings(
+        steps=given["steps"],
+        learning_rate=given["learning_rate"],
+        warmup_steps=min(20, given["steps"] // 10),
+        seed=given["seed"],
+        validate_every=given["every"],
+        checkpoint_every=given["every"],
+    )
+    settings.check()
+    distill = DistillSettings(**method)
+    distill.check()
+    return settings, distill
+
+
+def _run(
+    where: _Place,
+    texts: tuple[str, ...],
+    length: int,
+    settings: TrainingSettings,
+    method: DistillSettings,
+) -> TrainedPolicy:
+    from accelerate import PartialState
+
+    from kvfold.evict.train import train_policy
+    from kvfold.training import open_corpus
+
+    accelerator = _accelerator() if PartialState().num_processes > 1 else None
+    device = where.device if accelerator is None else str(accelerator.device)
+    loaded, tokenizer = load(where.model, where.dtype, device)
+    corpus = open_corpus(texts, tokenizer, length=length, seed=settings.seed)
+    with progress() as report:
+        return train_policy(
+            loaded,
+            corpus,
+            where.out,
+            settings,
+            method,
+            name=where.model,
+            command=shlex.join(["kvfold", *sys.argv[1:]]),
+            resume=where.resume,
+            on_progress=lambda at: report(_line(at), at.step / at.total),
+            on_preparation=report,
+            accelerator=accelerator,
+        )
+
+
+def _accelerator() -> Accelerator:
+    from accelerate import Accelerator
+
+    return Accelerator()
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    from kvfold.budget import Budget
+
+    budgets = [Budget.parse(part) for part in listed(text)]
+    if not budgets or any(budget.unit != "ratio" for budget in budgets):
+        raise ConfigError(f"--budgets {text!r}: give shares such as 0.125,0.25")
+    return tuple(budget.amount for budget in budgets)
+
+
+def _law(text: str) -> str:
+    if text not in ("plackett-luce", "conditional-poisson"):
+        raise ConfigError(f"--law {text!r}: give plackett-luce or conditional-poisson")
+    return text
+
+
+def _line(at: Progress) -> str:
+    """One line on where a run stands."""
+    shown = ("reward", "kl", "entropy")
+    parts = [f"{name} {at.metrics[name]:.3g}" for name in shown if name in at.metrics]
+    if at.validation:
+        parts.append(f"validation kl {at.validation['kl']:.3f}")
+    left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
+    return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"
+
+
+def _show(trained: TrainedPolicy, *, json_output: bool) -> None:
+    record = trained.artifact.record
+    if json_output:
+        print_json({"policy": str(trained.policy), "curve": str(trained.curve), **record})
+        return
+    best = record["best_metrics"]
+    assert isinstance(best, dict)
+    stdout().print(
+        facts(
+            {
+                "policy": trained.policy,
+                "picture": trained.curve,
+                "best after": f"{record['best_step']} steps",
+                **{name: f"{value:.3f}" for name, value in best.items()},
+            },
+            title="Trained policy",
+        )
+    )
+    note(f'use it: kvfold.make_cache(model, "distill", policy="{trained.policy.parent}")')

@@ -1,0 +1,74 @@
+"""What a learned policy is told about each token: the five features of DistillCache.
+
+DistillCache (arXiv 2608.08878). Departures: in decode the attention of the last queries is an
+exponential window of the same mean length, where the paper keeps the latest query's alone; the
+spread is over the heads of a layer, a query at a time; all are means over layers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+FEATURES = ("mass", "norm", "spread", "entropy", "position")
+"""In the order of the columns: attention mass received, L2 norm of the value, variance over heads
+of the mass, attention-weighted entropy in nats of the queries that attend, position in [0, 1]."""
+
+_TINY = 1e-30
+
+
+def attention_statistics(
+    probabilities: torch.Tensor, queries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the slots of one layer receive from some queries, averaged over them.
+
+    Args:
+        probabilities: `[B, G, H/G, Q, T]` in float32, zero for padding queries.
+        queries: How many of the Q queries are tokens, `[B]` or `[1]`.
+
+    Returns:
+        The mass averaged over heads, its variance over heads, and the mass weighted by the mean
+        entropy of the query it comes from; each `[B, 1, T]`.
+    """
+    by_head = probabilities.flatten(1, 2)
+    spread, mass = torch.var_mean(by_head, dim=1, correction=0)
+    logarithms = by_head.clamp_min(_TINY).log_()
+    entropy = -torch.linalg.vecdot(by_head, logarithms).mean(1)
+    if by_head.shape[2] == 1:
+        return mass, spread, mass * entropy[..., None]
+    share = 1 / queries.clamp(min=1).view(-1, 1, 1)
+    weighted = torch.bmm(entropy[:, None], mass)
+    return (
+        mass.sum(1, keepdim=True) * share,
+        spread.sum(1, keepdim=True) * share,
+        weighted * share,
+    )
+
+
+def value_norms(values: torch.Tensor) -> torch.Tensor:
+    """The L2 norm of each value, averaged over kv heads: `[B, G, N, D]` to `[B, 1, N]`."""
+    return torch.linalg.vector_norm(values.float(), dim=-1).mean(1, keepdim=True)
+
+
+def feature_matrix(
+    mass: torch.Tensor,
+    norm: torch.Tensor,
+    spread: torch.Tensor,
+    weighted: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """The five features of every slot.
+
+    Args:
+        mass: Mean mass over heads and layers, `[B, 1, T]`.
+        norm: Mean norm of the value over kv heads and layers, `[B, 1, T]`.
+        spread: Variance of the mass over heads, mean over layers, `[B, 1, T]`.
+        weighted: Mass weighted by the entropy of its query, `[B, 1, T]`.
+        positions: Logical positions `[B, 1, T]`; negative where a slot is empty.
+
+    Returns:
+        `[B, T, 5]`, in the order of `FEATURES`.
+    """
+    entropy = weighted / mass.clamp_min(_TINY)
+    newest = positions.amax(-1, keepdim=True).clamp_min(1)
+    columns = (mass, norm, spread, entropy, positions.clamp_min(0) / newest)
+    return torch.stack([column[:, 0] for column in columns], dim=-1)

@@ -1,0 +1,321 @@
+"""Learning a policy by reinforcement, so that pruning changes what the model says least.
+
+DistillCache (arXiv 2608.08878): the reward of a step is `-KL(full || pruned)`, the kept set is
+drawn by Gumbel top-B, and its log-probability is weighted by the return's advantage over the other
+rollouts of the same prompt. Departures: reinforcement starts from a supervised ranker, fitted to
+the attention that each token will receive, and not from a random policy; log-probabilities are
+means over draws; advantages are divided by a running scale; a single rollout's baseline is a
+running mean of the returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from kvfold.budget import Budget
+from kvfold.errors import ConfigError
+from kvfold.evict.features import FEATURES
+from kvfold.evict.network import PolicyNetwork
+from kvfold.evict.rollout import Decision, Law, Rollout, Text
+from kvfold.models import fingerprint
+from kvfold.ops.sampling import (
+    choice_entropy,
+    conditional_poisson_log_prob,
+    plackett_luce_log_prob,
+)
+from kvfold.training import StepOutcome
+from kvfold.training.corpus import Corpus
+from kvfold.training.words import Split
+
+_TINY = 1e-12
+_APART = 1_000_000
+"""Number of the first excerpt that comes before the steps, which count from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    """How a policy is trained, beside the loop's `TrainingSettings`."""
+
+    budgets: tuple[float, ...] = (0.125, 0.25)
+    """Shares of the length that may stay; each step rolls out under every one."""
+    horizon: int = 32
+    """Tokens of the continuation that are scored, at most."""
+    block: int = 8
+    """Tokens between two prunings; 1 is the paper's, and slow."""
+    rollouts: int = 8
+    """K, prunings of one prompt that are compared."""
+    discount: float = 0.99
+    """Of the reward, a token."""
+    entropy_bonus: float = 0.01
+    """Weight of the entropy of the first draw, as a share of the largest possible."""
+    clip: float = 2.0
+    """A token's divergence counts for at most so many nats: it is heavy-tailed."""
+    ranker_texts: int = 48
+    """Excerpts to which a supervised ranker is fitted before the first step; 0 for none."""
+    law: Law = "plackett-luce"
+    """Of the kept sets."""
+    features: tuple[str, ...] = FEATURES
+    """What the policy may look at."""
+    sinks: int = 4
+    """First tokens that always stay."""
+    recent: int = 32
+    """Last tokens that always stay."""
+    validation: int = 12
+    """Excerpts of every validation."""
+
+    def check(self) -> None:
+        """Refuse what cannot be trained with.
+
+        Raises:
+            ConfigError: When a value is out of its range.
+        """
+        for budget in self.budgets:
+            Budget(budget, "ratio")
+        conditions = (
+            ("budgets", len(self.budgets) > 0, "at least one share"),
+            ("horizon", self.horizon >= 1, "at least 1"),
+            ("block", 1 <= self.block <= self.horizon, f"1 to the horizon, {self.horizon}"),
+            ("rollouts", self.rollouts >= 1, "at least 1"),
+            ("discount", 0 <= self.discount <= 1, "a number from 0 to 1"),
+            ("entropy_bonus", 0 <= self.entropy_bonus < float("inf"), "0 or more"),
+            ("clip", self.clip > 0, "a number above 0"),
+            ("ranker_texts", self.ranker_texts >= 0, "0 or more"),
+            ("sinks", self.sinks >= 0, "0 or more"),
+            ("recent", self.recent >= 0, "0 or more"),
+            ("validation", self.validation >= 1, "at least 1"),
+        )
+        for name, holds, expected in conditions:
+            if not holds:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: give {expected}")
+
+
+class PolicyLearner:
+    """Trains a policy network; the model stays as it is."""
+
+    criterion = "kl"
+
+    def __init__(
+        self, model: PreTrainedModel, corpus: Corpus, settings: DistillSettings, *, seed: int = 0
+    ) -> None:
+        """Start with random weights, normalised to the features of some training texts.
+
+        Args:
+            model: An attached model; its weights are not touched.
+            corpus: Excerpts of prompt and continuation.
+            settings: How.
+            seed: Of the weights.
+
+        Raises:
+            ConfigError: When a value is out of its range.
+        """
+        settings.check()
+        self.model, self.corpus, self.settings = model, corpus, settings
+        self._generator = torch.Generator().manual_seed(seed)
+        self._network = PolicyNetwork(features=settings.features, generator=self._generator)
+        self._network.to(model.device)
+        self._network.normalise(self._sample())
+        # Running mean of the returns and of the squared advantages, and how many made them.
+        self._running = torch.zeros(3)
+        self._validation: list[Text] = []
+        self.tokens_per_second = 0.0
+        """Continuation tokens of all rollouts, in the last step; not kept, so that a curve is the
+        same whenever it is run."""
+
+    @property
+    def module(self) -> PolicyNetwork:
+        """The policy network."""
+        return self._network
+
+    def _sample(self, texts: int = 4) -> torch.Tensor:
+        features = [self._text("train", _APART + i).features for i in range(texts)]
+        return torch.cat([self._network.compress(*each)[0] for each in features])
+
+    def _text(self, split: Split, index: int) -> Text:
+        excerpt, horizon = self.corpus.excerpt(index, split), self.settings.horizon
+        scored = excerpt.scored or horizon
+        # Of a long answer the beginning counts: it is what the prompt has to be read for.
+        end = len(excerpt.tokens) - max(scored - horizon, 0)
+        return Text(
+            self.model,
+            excerpt.tokens[:end],
+            min(scored, horizon),
+            sinks=self.settings.sinks,
+            recent=self.settings.recent,
+        )
+
+    def prepare(self, on_progress: Callable[[str, float], None] | None = None) -> None:
+        """Fit the scores of prompt tokens to the logarithm of the attention to come.
+
+        Args:
+            on_progress: Told what is done, and the share of it, 0 to 1.
+        """
+        count = self.settings.ranker_texts
+        inputs, wanted = [], []
+        for index in range(count):
+            text = self._text("train", _APART + index)
+            features, held = text.features
+            inputs.append(self._network.compress(features, held)[0])
+            wanted.append((text.mass_to_come * len(features[0]) + 1e-3).log())
+            if on_progress is not None:
+                on_progress("ranking: reading", (index + 1) / count)
+        if count:
+            self._network.normalise(torch.cat(inputs))
+            fit_ranker(self._network, torch.cat(inputs), torch.cat(wanted), self._generator)
+
+    def step(self, index: int, generator: torch.Generator) -> StepOutcome:
+        """Roll out one excerpt under every budget."""
+        started = time.monotonic()
+        text = self._text("train", index)
+        losses, metrics, tokens = [], [], 0
+        for share in self.settings.budgets:
+            rollout = text.roll_out(
+                self._network,
+                Budget(share, "ratio"),
+                rollouts=self.settings.rollouts,
+                block=self.settings.block,
+                generator=generator,
+                law=self.settings.law,
+            )
+            loss, found = self._reinforce(rollout)
+            losses.append(loss)
+            metrics.append(found)
+            tokens += rollout.divergences.numel()
+        mean = {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
+        self.tokens_per_second = tokens / (time.monotonic() - started)
+        return StepOutcome(torch.stack(losses).mean(), mean)
+
+    # Reinforcement ----------------------------------------------------------------------------
+
+    def _reinforce(self, rollout: Rollout) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of REINFORCE, whose gradient is the policy gradient, and what was seen."""
+        reward = -rollout.divergences.clamp(max=self.settings.clip)
+        returns = discounted(reward, self.settings.discount, rollout.block)
+        advantages = self._advantages(returns)
+        laws = [self._log_prob(decision) for decision in rollout.decisions]
+        log_probs = torch.stack([law for law, _ in laws], dim=1)
+        entropy = torch.stack([entropy for _, entropy in laws], dim=1).mean()
+        loss = -(advantages * log_probs).mean() - self.settings.entropy_bonus * entropy
+        divergences = rollout.divergences
+        return loss, {
+            "reward": float(reward.mean()),
+            "kl": float(divergences.mean()),
+            "clipped": float((divergences > self.settings.clip).double().mean()),
+            "entropy": float(entropy.detach()),
+        }
+
+    def _log_prob(self, decision: Decision) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean log-probability of a draw, and the entropy of the first: `[K]` each."""
+        scores = self._network(decision.features, decision.held)
+        law = (
+            plackett_luce_log_prob
+            if self.settings.law == "plackett-luce"
+            else conditional_poisson_log_prob
+        )
+        total = law(scores, decision.kept, decision.candidates)
+        draws = max(decision.kept.shape[1], 1)
+        return total / draws, choice_entropy(scores, decision.candidates)
+
+    def _advantages(self, returns: torch.Tensor) -> torch.Tensor:
+        """Returns `[K, N]` over those of the other rollouts, in units of their running scale."""
+        count = returns.shape[0]
+        if count > 1:
+            others = (returns.sum(0, keepdim=True) - returns) / (count - 1)
+        else:
+            others = self._running[0].to(returns) / (1 - 0.99 ** self._running[2]).clamp_min(_TINY)
+        advantages = returns - others
+        # One running mean for several processes would need them to agree; each keeps its own.
+        new = torch.stack([returns.mean(), advantages.square().mean()]).cpu()
+        self._running[:2].lerp_(new, 0.01)
+        self._running[2] += 1
+        scale = (self._running[1] / (1 - 0.99 ** self._running[2])).sqrt().clamp_min(1e-6)
+        return advantages / scale.to(advantages)
+
+    # Validation and resumption ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Mean divergence on held-out excerpts, the best tokens kept, over all budgets."""
+        if not self._validation:
+            count = self.settings.validation
+            self._validation = [self._text("validation", i) for i in range(count)]
+        found = {
+            f"kl_{share:g}": [
+                float(self._best(text, share).divergences.clamp(max=self.settings.clip).mean())
+                for text in self._validation
+            ]
+            for share in self.settings.budgets
+        }
+        means = {name: sum(values) / len(values) for name, values in found.items()}
+        return {"kl": sum(means.values()) / len(means)} | means
+
+    def _best(self, text: Text, share: float) -> Rollout:
+        return text.roll_out(self._network, Budget(share, "ratio"), block=self.settings.block)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The running statistics of the returns."""
+        return {"running": self._running}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take them back."""
+        self._running = state["running"].clone()
+
+    def identity(self) -> dict[str, object]:
+        """The model, the texts and the settings."""
+        return {
+            "model": fingerprint(self.model),
+            "corpus": self.corpus.describe(),
+            "settings": asdict(self.settings),
+        }
+
+
+def fit_ranker(
+    network: PolicyNetwork,
+    inputs: torch.Tensor,
+    wanted: torch.Tensor,
+    generator: torch.Generator,
+    *,
+    updates: int = 1500,
+    batch: int = 1024,
+) -> None:
+    """Fit a network's scores by least squares.
+
+    Args:
+        network: Changed in place.
+        inputs: Compressed features, `[N, 5]`.
+        wanted: Scores, `[N]`.
+        generator: Draws the batches.
+        updates: Of AdamW, whose rate falls from 3e-3 to 0.
+        batch: Tokens an update.
+    """
+    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, updates)
+    for _ in range(updates):
+        chosen = torch.randint(len(inputs), (batch,), generator=generator).to(inputs.device)
+        loss = (network.score(inputs[chosen]) - wanted[chosen]).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+
+
+def discounted(reward: torch.Tensor, discount: float, block: int) -> torch.Tensor:
+    """The mean discounted reward from the beginning of each block on.
+
+    Args:
+        reward: A token, `[K, N]`.
+        discount: A token's.
+        block: Tokens a block.
+
+    Returns:
+        `[K, ceil(N / block)]`.
+    """
+    count = reward.shape[1]
+    ahead = torch.arange(count) - torch.arange(0, count, block)[:, None]
+    weights = torch.where(ahead >= 0, discount ** ahead.clamp_min(0).double(), 0.0)
+    weights = weights / weights.sum(1, keepdim=True)
+    return reward @ weights.T.to(reward)

@@ -1,0 +1,80 @@
+"""Training a policy from beginning to end: the loop, then the artifact and the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from kvfold.evict.artifact import PolicyArtifact
+from kvfold.evict.learner import DistillSettings, PolicyLearner
+from kvfold.models import shape_facts
+from kvfold.training import Corpus, Progress, TrainingSettings, plot_curve, train
+from kvfold.training.checkpoint import find_checkpoint
+
+CURVE = "curve.png"
+"""The picture of a training run, beside the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """What training left behind."""
+
+    artifact: PolicyArtifact
+    """The best policy and its record."""
+    policy: Path
+    """Its file."""
+    curve: Path
+    """The picture."""
+
+
+def train_policy(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    folder: str | Path,
+    settings: TrainingSettings,
+    distill: DistillSettings | None = None,
+    *,
+    name: str = "model",
+    command: str = "kvfold.evict.train_policy",
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_preparation: Callable[[str, float], None] | None = None,
+    accelerator: Accelerator | None = None,
+) -> TrainedPolicy:
+    """Train a policy for a model.
+
+    Args:
+        model: An attached model; its weights are not touched.
+        corpus: Excerpts of prompt and continuation.
+        folder: Where the checkpoint, the policy and the picture go.
+        settings: Of the loop.
+        distill: Of the method.
+        name: What the model was loaded by.
+        command: What trains this again, for the record.
+        resume: Go on with the folder's checkpoint.
+        on_progress: Told about every step.
+        on_preparation: Told what is done before the first step, and the share of it.
+        accelerator: Of several processes that train together.
+
+    Returns:
+        The policy that did best on the held-out excerpts.
+
+    Raises:
+        ConfigError: For a setting that is out of its range, or a folder that holds another run.
+        ArtifactError: When the checkpoint is damaged, or a file cannot be written.
+        KVFoldError: When a loss is no number.
+    """
+    learner = PolicyLearner(model, corpus, distill or DistillSettings(), seed=settings.seed)
+    if find_checkpoint(Path(folder), resume=resume) is None:
+        learner.prepare(on_preparation)
+    how = {"resume": resume, "on_progress": on_progress, "accelerator": accelerator}
+    record = train(learner, settings, folder, **how)
+    facts, told = shape_facts(model), {"command": command, **record.to_dict()}
+    artifact = PolicyArtifact(learner.module, name, facts, told)
+    curve = Path(folder) / CURVE
+    plot_curve(record, curve)
+    return TrainedPolicy(artifact, artifact.save_pretrained(folder), curve)

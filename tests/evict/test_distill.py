@@ -1,0 +1,81 @@
+"""The learned policy: what goes is what its network scores lowest, in turns or one by one."""
+
+import pytest
+import torch
+
+import kvfold
+from kvfold.cache import KVCache
+from kvfold.errors import ConfigError
+from kvfold.evict.rollout import features_of
+from tests.contract import attached, held_positions, left_padded, teacher_forced
+from tests.tiny import tiny_ids
+
+BUDGET, SINKS, RECENT = 24, 2, 6
+
+
+def distill(**options: object) -> KVCache:
+    options = {"sinks": SINKS, "recent": RECENT, **options}
+    return kvfold.make_cache(attached(), "distill", budget=BUDGET, **options)
+
+
+def held(cache: KVCache) -> set[int]:
+    return set(held_positions(cache)[0][0][0])
+
+
+def scores(cache: KVCache) -> dict[int, float]:
+    """The network's score of each token that may go, by position, a token at a time."""
+    network = cache.own_layers[0].eviction.policy.artifact.network
+    features, positions = features_of(cache.own_layers)[0], cache.own_layers[0].slots.positions
+    seen, count = cache.get_seq_length(), torch.tensor([features.shape[0]])
+    with torch.no_grad():
+        every = [
+            float(network.score(network.compress(features[None, slot : slot + 1], count)))
+            for slot in range(features.shape[0])
+        ]
+    named = dict(zip(positions[0, 0].tolist(), every, strict=True))
+    return {p: s for p, s in named.items() if SINKS <= p < seen - RECENT}
+
+
+def lowest(cache: KVCache, count: int) -> list[int]:
+    candidates = scores(cache)
+    return sorted(candidates, key=lambda position: candidates[position])[:count]
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_the_lowest_scores_go_in_turn(every: int):
+    model, cache, tokens = attached(), distill(every=every), tiny_ids(1, 90)
+    kvfold.prefill(model, tokens[:, :60], cache)
+    waiting: list[int] = []
+    for step in range(60, 90):
+        waiting = waiting or lowest(cache, every)
+        before = held(cache)
+        kvfold.prefill(model, tokens[:, step : step + 1], cache)
+        assert before - held(cache) == {waiting.pop(0)}
+        assert step in held(cache)
+        assert {tuple(layer[0][0]) for layer in held_positions(cache)} == {
+            tuple(sorted(held(cache)))
+        }
+
+
+def test_a_prompt_is_cut_to_the_highest_scores():
+    model, tokens = attached(), tiny_ids(1, 60)
+    whole = kvfold.make_cache(model, "distill", budget=1000, sinks=SINKS, recent=RECENT)
+    kvfold.prefill(model, tokens, whole)
+    cache = distill()
+    kvfold.prefill(model, tokens, cache)
+    assert held(cache) == set(range(60)) - set(lowest(whole, 60 - BUDGET))
+
+
+def test_scoring_rarely_is_the_same_for_a_row_in_a_batch():
+    model, prompt, follow = attached(), tiny_ids(2, 60), tiny_ids(2, 40, seed=1)
+    batch = kvfold.make_cache(model, "distill", budget=0.4, every=5)
+    together = teacher_forced(model, batch, prompt, follow, mask=left_padded([60, 21], 60))
+    single = kvfold.make_cache(model, "distill", budget=0.4, every=5)
+    alone = teacher_forced(model, single, prompt[1:, 39:], follow[1:])
+    assert torch.allclose(together[1], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_an_interval_that_cannot_be_is_refused(every: object):
+    with pytest.raises(ConfigError, match="every is"):
+        distill(every=every)

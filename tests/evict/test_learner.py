@@ -1,0 +1,198 @@
+"""Learning a policy: the estimator, a planted token, rollouts of a tiny model, and resumption."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvfold.budget import Budget
+from kvfold.errors import ConfigError
+from kvfold.evict.learner import DistillSettings, PolicyLearner, discounted
+from kvfold.evict.network import PolicyNetwork
+from kvfold.evict.rollout import Decision, Law, Rollout, Text
+from kvfold.evict.train import train_policy
+from kvfold.ops.sampling import conditional_poisson_sample, plackett_luce_sample
+from kvfold.training import TrainingSettings
+from kvfold.training.corpus import Excerpt
+from tests.contract import assert_close, attached
+from tests.tiny import tiny_ids
+
+SMALL = DistillSettings(
+    budgets=(0.3,), horizon=12, block=4, rollouts=3, sinks=2, recent=4, validation=2
+)
+
+
+class TinyCorpus:
+    """Random tokens for the tiny models."""
+
+    def excerpt(self, index: int, split: str) -> Excerpt:
+        seed = 2 * index + (split == "validation")
+        return Excerpt(tokens=tiny_ids(1, 72, seed=seed)[0], kind="random", scored=None)
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "random tokens"}
+
+
+class Planted:
+    """A text whose continuation is right if and only if one token was kept.
+
+    Its norm tells it from the others, which the policy has to find out.
+    """
+
+    def __init__(self, seed: int, tokens: int = 24) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.features = torch.rand(tokens, 5, generator=generator)
+        self.planted = int(torch.randint(tokens, (), generator=generator))
+        self.features[self.planted, 1] = 3.0
+        self.held = torch.tensor([tokens])
+
+    def roll_out(
+        self, network: PolicyNetwork, rollouts: int, generator: torch.Generator, law: Law
+    ) -> Rollout:
+        features = self.features.expand(rollouts, -1, -1)
+        candidates = torch.ones(features.shape[:2], dtype=torch.bool)
+        draw = plackett_luce_sample if law == "plackett-luce" else conditional_poisson_sample
+        with torch.no_grad():
+            scores = network(features, self.held.expand(rollouts))
+            kept = draw(scores, 6, generator=generator)
+        lost = 1 - (kept == self.planted).any(-1).float()
+        decision = Decision(features, self.held.expand(rollouts), candidates, kept)
+        return Rollout((decision,), lost[:, None], block=1)
+
+
+@pytest.mark.parametrize("law", ["plackett-luce", "conditional-poisson"])
+def test_a_planted_token_is_learnt(law: Law):
+    learner = PolicyLearner(attached(), TinyCorpus(), DistillSettings(law=law, horizon=8))
+    network = learner.module
+    network.normalise(torch.cat([network.compress(t.features[None], t.held)[0] for t in texts(9)]))
+    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    before = share_kept(network)
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(250):
+        rollout = Planted(seed).roll_out(network, 4, generator, law)
+        loss, _ = learner._reinforce(rollout)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert before < 0.7
+    assert share_kept(network) == 1.0
+
+
+def texts(count: int) -> list[Planted]:
+    return [Planted(10_000 + seed) for seed in range(count)]
+
+
+def share_kept(network: PolicyNetwork) -> float:
+    """How often the best six tokens of texts never seen hold the planted one."""
+    with torch.no_grad():
+        best = [network(t.features[None], t.held)[0].topk(6).indices for t in texts(50)]
+    return sum(t.planted in b for t, b in zip(texts(50), best, strict=True)) / 50
+
+
+def test_returns_are_discounted_from_each_block_on():
+    reward = torch.tensor([[-1.0, 0.0, -2.0, -4.0, -8.0]])
+    found = discounted(reward, 0.5, 2)
+    first = -(1 + 2 / 4 + 4 / 8 + 8 / 16) / (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16)
+    second = -(2 + 4 / 2 + 8 / 4) / (1 + 1 / 2 + 1 / 4)
+    assert torch.allclose(found, torch.tensor([[first, second, -8.0]]))
+
+
+def test_one_rollout_is_measured_against_the_running_mean():
+    settings = DistillSettings(rollouts=1, horizon=8)
+    learner = PolicyLearner(attached(), TinyCorpus(), settings)
+    for _ in range(400):
+        learner._advantages(torch.tensor([[-2.0]]))
+    assert learner._advantages(torch.tensor([[-2.0]])).abs() < 0.01
+    assert learner._advantages(torch.tensor([[-1.0]])) > 0.5
+
+
+@pytest.mark.parametrize("block", [1, 4, 5])
+def test_rollouts_keep_to_the_budget_and_record_what_was_drawn(block: int):
+    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
+    network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    budget = Budget(0.3, "ratio")
+    rollout = text.roll_out(network, budget, rollouts=3, block=block, generator=generator)
+    assert rollout.divergences.shape == (3, 12)
+    assert torch.isfinite(rollout.divergences).all()
+    first = rollout.decisions[0]
+    assert first.features.shape == (3, 60, 5)
+    assert first.kept.shape == (3, budget.tokens(60) - 6)
+    assert (~first.candidates).sum(1).tolist() == [6, 6, 6]
+    assert all(first.candidates.gather(1, first.kept).flatten())
+    assert len({tuple(sorted(row)) for row in first.kept.tolist()}) == 3
+
+
+def test_a_rollout_that_keeps_everything_says_the_same():
+    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
+    network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
+    rollout = text.roll_out(network, Budget(500, "tokens"), rollouts=2, block=4)
+    assert rollout.divergences.max() < 1e-5
+
+
+def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path):
+    import kvfold
+    from kvfold.evict.artifact import PolicyArtifact
+
+    model, tokens = attached(), tiny_ids(1, 72)
+    network = PolicyNetwork(generator=torch.Generator().manual_seed(3))
+    PolicyArtifact(network, "tiny", {}, {}).save_pretrained(tmp_path)
+    cache = kvfold.make_cache(
+        model, "distill", budget=20, sinks=2, recent=4, every=1, policy=str(tmp_path)
+    )
+    kvfold.prefill(model, tokens[:, :60], cache)
+    text = Text(model, tokens[0], 12, sinks=2, recent=4)
+    rollout = text.roll_out(network, Budget(20, "tokens"), block=1)
+    expected = text.expected.log_softmax(-1)
+    for step in range(12):
+        logits = kvfold.prefill(model, tokens[:, 60 + step : 61 + step], cache)[0].log_softmax(-1)
+        divergence = (expected[step].exp() * (expected[step] - logits)).sum()
+        assert_close(rollout.divergences[:1, step], divergence[None], 1e-3)
+
+
+def test_the_attention_to_come_is_the_continuations_own():
+    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
+    assert text.mass_to_come.shape == (60,)
+    assert text.mass_to_come.min() > -1e-6
+    assert 0 < text.mass_to_come.sum() < 1
+
+
+def run(folder: Path, steps: int = 6, **options: object):
+    settings = TrainingSettings(steps=steps, validate_every=2, checkpoint_every=1)
+    return train_policy(attached(), TinyCorpus(), folder, settings, SMALL, **options)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
+    whole = run(tmp_path / "whole")
+
+    def stop(progress: object) -> None:
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", on_progress=stop)
+    resumed = run(tmp_path / "parts", resume=True)
+    for name, weight in whole.artifact.network.state_dict().items():
+        assert torch.equal(resumed.artifact.network.state_dict()[name], weight), name
+    kept = ("curve", "best_step", "best_metrics")
+    assert all(resumed.artifact.record[k] == whole.artifact.record[k] for k in kept)
+    assert whole.curve.read_bytes().startswith(b"\x89PNG")
+    assert whole.policy.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"budgets": ()},
+        {"horizon": 0},
+        {"block": 99},
+        {"rollouts": 0},
+        {"discount": 1.5},
+        {"clip": 0.0},
+        {"features": ("height",)},
+        {"features": ()},
+    ],
+)
+def test_settings_that_cannot_be_trained_with_are_refused(wrong: dict):
+    with pytest.raises(ConfigError):
+        PolicyLearner(attached(), TinyCorpus(), DistillSettings(**wrong))
