@@ -15,7 +15,6 @@ TOOLS := $(VENV)/.kvfold-tools
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
-export OMP_WAIT_POLICY ?= PASSIVE
 
 # The first interpreter that starts, is 3.10 to 3.13 and can make environments; else a newer python3.
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10)

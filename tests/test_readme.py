@@ -14,6 +14,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 QUICK = {
     "compare": ["--max-new-tokens", "4", "--methods", "full,streaming"],
     "generate": ["--max-new-tokens", "4"],
+    "train": shlex.split(
+        "--steps 1 --ranker-texts 1 --length 128 --horizon 8 --rollouts 2 --validation 1"
+    ),
     "bench": shlex.split(
         "--context 64 --batch 1 --rounds 1 --steps 1 --warmup 1 --methods full,tova"
     ),

@@ -55,8 +55,8 @@ def test_the_last_line_of_a_failed_process_is_told(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("own", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_a_process_gets_the_request_and_a_passive_environment_by_default(
+@pytest.mark.parametrize(("own", "policy"), [(None, ""), ("ACTIVE", "ACTIVE")])
+def test_a_process_gets_the_request_and_its_parents_environment(
     own: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from kvfold.cli import ENVIRONMENT, main
+from kvfold.cli import ENVIRONMENT, SHARED, main
 from kvfold.cli.app import COMMANDS, run
 from kvfold.version import __version__
 from tests.processes import kvfold
@@ -51,12 +51,21 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_main_sets_the_environment_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ENVIRONMENT:
+    for name in ENVIRONMENT | SHARED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     assert main(["--version"]) == 0
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "0"
+    for name in ENVIRONMENT | SHARED:
+        monkeypatch.setenv(name, os.environ[name])  # so that it is taken back after the test
+
+
+def test_a_measurement_runs_as_a_users_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT | SHARED:
+        monkeypatch.delenv(name, raising=False)
+    assert main(["bench", "--help"]) == 0
+    assert "OMP_WAIT_POLICY" not in os.environ
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, os.environ[name])  # so that it is taken back after the test
 

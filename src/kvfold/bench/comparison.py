@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
@@ -135,6 +136,11 @@ class BenchResult:
 def common_notes(settings: Settings) -> tuple[str, ...]:
     """Notes on the subjects, whatever is measured."""
     notes = ["each measurement is a process of its own; ratios are of neighbours in one round"]
+    if settings.device == "cpu" and "OMP_WAIT_POLICY" not in os.environ:
+        notes.append(
+            "threads wait as torch lets them, which a machine with other work slows down by far: "
+            "set OMP_WAIT_POLICY=PASSIVE there"
+        )
     if DYNAMIC in settings.subjects:
         notes.append("dynamic is transformers' DynamicCache on transformers' own attention")
         if settings.device == "cpu" and settings.dtype not in ("float32", "fp32"):

@@ -57,11 +57,10 @@ def measured(runner: Runner, request: Request) -> Measurement:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, so that the child runs the same code; by default its threads give way."""
+    """This process's, so that the child runs the same code."""
     source = str(Path(kvfold.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    return {**defaults, **os.environ, "PYTHONPATH": path}
+    return {"TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": path}
 
 
 def _failure(request: Request, code: int, errors: str) -> str:

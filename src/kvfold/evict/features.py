@@ -30,10 +30,12 @@ def attention_statistics(
         entropy of the query it comes from; each `[B, 1, T]`.
     """
     by_head = probabilities.flatten(1, 2)
-    spread, mass = torch.var_mean(by_head, dim=1, correction=0)
+    heads, count = by_head.shape[1:3]
+    mass = by_head.sum(1) / heads
+    spread = (by_head.square().sum(1) / heads - mass.square()).clamp_min_(0)
     logarithms = by_head.clamp_min(_TINY).log_()
     entropy = -torch.linalg.vecdot(by_head, logarithms).mean(1)
-    if by_head.shape[2] == 1:
+    if count == 1:
         return mass, spread, mass * entropy[..., None]
     share = 1 / queries.clamp(min=1).view(-1, 1, 1)
     weighted = torch.bmm(entropy[:, None], mass)

@@ -83,14 +83,14 @@ class EvictingLayer(CacheLayer):
             return self.eviction.budget.tokens(self.seen, self._token_cost)
         return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
 
-    # A ratio grows with the text, in steps, and each step copies a layer's storage. The layers take
-    # turns, one a token, and all use what they have got once the last has had its turn.
-
     @property
     def budgeted(self) -> int:
         """Most tokens that a row may keep now."""
         allowed = self._allowed()
         return int(allowed.max()) if isinstance(allowed, torch.Tensor) else allowed
+
+    # A ratio grows with the text, in steps, and each step copies a layer's storage. The layers take
+    # turns, one a token, and all use what they have got once the last has had its turn.
 
     def _even_room(self, delay: int) -> int:
         """Tokens that every row may keep with one more, a while ago, when all are of one length."""
@@ -125,7 +125,6 @@ class EvictingLayer(CacheLayer):
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
         slot, self._chosen = self._chosen, None
-        assert slot is not None
         self.slots.put(slot, keys, values)
         self.has_evicted = True
         return slot

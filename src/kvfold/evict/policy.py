@@ -43,7 +43,11 @@ class Observation:
 
     def mean_mass(self) -> torch.Tensor:
         """What each slot receives from a query and head of its group, on average: `[B, G, T]`."""
-        mean, count = self.probabilities.mean(dim=(2, 3)), self.probabilities.shape[3]
+        count = self.probabilities.shape[3]
+        packed = self.probabilities.flatten(2, 3)
+        # A product with ones sums several times faster than a reduction over few rows.
+        ones = packed.new_full((1, packed.shape[2]), 1 / packed.shape[2])
+        mean = torch.matmul(ones, packed)[:, :, 0]
         if count == 1:
             return mean
         return mean * (count / self.queries.clamp(min=1)).view(-1, 1, 1)
