@@ -10,7 +10,7 @@ import kvfold
 from kvfold.cache import CACHE_KEYWORD, KVCache
 from kvfold.errors import ConfigError
 from kvfold.evict import POLICIES
-from tests.contract import attached
+from tests.contract import EVICTING, attached, left_padded
 from tests.tiny import tiny_ids
 
 
@@ -98,15 +98,25 @@ def test_no_more_memory_is_held_than_reported(kind: str):
     assert sum(storage.nbytes() for storage in storages.values()) == held.report().bytes_fast
 
 
-@pytest.mark.parametrize("budget", [16, 64])
-def test_a_prompt_under_inference_mode_and_decode_without(budget: int):
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("budget", [16, 64, 0.5])
+@pytest.mark.parametrize(("method", "scope"), EVICTING)
+def test_a_prompt_under_inference_mode_and_decode_without(
+    method: str, scope: str, budget: float, padded: bool
+):
     ids, step = tiny_ids(2, 40), tiny_ids(2, 1, seed=1)
-    one, other = (kvfold.make_cache(attached(), "h2o", budget=budget) for _ in range(2))
+    mask = left_padded([40, 17], 40) if padded else torch.ones(2, 40).long()
+    one, other = (
+        kvfold.make_cache(attached(), method, budget=budget, scope=scope) for _ in range(2)
+    )
     with torch.inference_mode():
-        kvfold.prefill(attached(), ids, one)
-    kvfold.prefill(attached(), ids, other)
-    for _ in range(30):
-        actual, expected = (kvfold.prefill(attached(), step, each) for each in (one, other))
+        kvfold.prefill(attached(), ids, one, attention_mask=mask)
+    kvfold.prefill(attached(), ids, other, attention_mask=mask)
+    for _ in range(12):
+        mask = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+        actual, expected = (
+            kvfold.prefill(attached(), step, each, attention_mask=mask) for each in (one, other)
+        )
         assert torch.equal(actual, expected)
 
 

@@ -1,12 +1,13 @@
 """Learning a policy: the estimator, a planted token, rollouts of a tiny model, and resumption."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvfold.budget import Budget
-from kvfold.errors import ConfigError
+from kvfold.errors import ConfigError, UnsupportedModelError
 from kvfold.evict.learner import DistillSettings, PolicyLearner, discounted
 from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.rollout import Decision, Law, Rollout, Text
@@ -15,7 +16,7 @@ from kvfold.ops.sampling import conditional_poisson_sample, plackett_luce_sample
 from kvfold.training import TrainingSettings
 from kvfold.training.corpus import Excerpt
 from tests.contract import assert_close, attached
-from tests.tiny import tiny_ids
+from tests.tiny import tiny_ids, tiny_model
 
 SMALL = DistillSettings(
     budgets=(0.3,), horizon=12, block=4, rollouts=3, sinks=2, recent=4, validation=2
@@ -56,8 +57,8 @@ class Planted:
             scores = network(features, self.held.expand(rollouts))
             kept = draw(scores, 6, generator=generator)
         lost = 1 - (kept == self.planted).any(-1).float()
-        decision = Decision(features, self.held.expand(rollouts), candidates, kept)
-        return Rollout((decision,), lost[:, None], block=1)
+        decision = Decision(0, features, self.held.expand(rollouts), candidates, kept)
+        return Rollout((decision,), lost[:, None])
 
 
 @pytest.mark.parametrize("law", ["plackett-luce", "conditional-poisson"])
@@ -91,7 +92,7 @@ def share_kept(network: PolicyNetwork) -> float:
 
 def test_returns_are_discounted_from_each_block_on():
     reward = torch.tensor([[-1.0, 0.0, -2.0, -4.0, -8.0]])
-    found = discounted(reward, 0.5, 2)
+    found = discounted(reward, 0.5, [0, 2, 4])
     first = -(1 + 2 / 4 + 4 / 8 + 8 / 16) / (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16)
     second = -(2 + 4 / 2 + 8 / 4) / (1 + 1 / 2 + 1 / 4)
     assert torch.allclose(found, torch.tensor([[first, second, -8.0]]))
@@ -106,21 +107,78 @@ def test_one_rollout_is_measured_against_the_running_mean():
     assert learner._advantages(torch.tensor([[-1.0]])) > 0.5
 
 
-@pytest.mark.parametrize("block", [1, 4, 5])
-def test_rollouts_keep_to_the_budget_and_record_what_was_drawn(block: int):
-    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
+@pytest.mark.parametrize("block", [1, 4, 5, 11, 12])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_rollouts_record_each_choice_that_the_continuation_sees(block: int, share: float):
+    text = Text(attached(), tiny_ids(1, 172)[0], 12, sinks=2, recent=4)
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
-    budget = Budget(0.3, "ratio")
+    budget = Budget(share, "ratio")
     rollout = text.roll_out(network, budget, rollouts=3, block=block, generator=generator)
     assert rollout.divergences.shape == (3, 12)
     assert torch.isfinite(rollout.divergences).all()
+    kept = budget.tokens(160)
+    for decision in rollout.decisions:
+        always = int((~decision.candidates[0]).sum())
+        assert all(decision.candidates.gather(1, decision.kept).flatten())
+        assert decision.kept.shape[1] + always <= budget.tokens(160 + decision.at)
     first = rollout.decisions[0]
-    assert first.features.shape == (3, 60, 5)
-    assert first.kept.shape == (3, budget.tokens(60) - 6)
-    assert (~first.candidates).sum(1).tolist() == [6, 6, 6]
-    assert all(first.candidates.gather(1, first.kept).flatten())
+    assert (first.at, first.features.shape) == (0, (3, 160, 5))
+    assert first.kept.shape[1] + 6 == kept
     assert len({tuple(sorted(row)) for row in first.kept.tolist()}) == 3
+    # A single token takes the slot of one that goes before it, a block is cut after it.
+    single = range(12) if block == 1 else range(11, 12) if block == 11 else ()
+    after = [at for at in range(block, 12, block) if block > 1 and is_over(budget, at, block)]
+    starts = [decision.at for decision in rollout.decisions]
+    assert starts == [0, *sorted([*after, *(at for at in single if at in starts[1:])])]
+    assert share == 0.9 or block > 1 or len(starts) > 8
+
+
+def is_over(budget: Budget, at: int, block: int) -> bool:
+    """Whether a block that ends at a token of the continuation is over the budget."""
+    return kept_before(budget, at, block) + block > budget.tokens(160 + at)
+
+
+def kept_before(budget: Budget, at: int, block: int) -> int:
+    """Tokens held before the block that ends at a token of the continuation of 160."""
+    held = budget.tokens(160)
+    for end in range(block, at, block):
+        held = min(held + block, budget.tokens(160 + end))
+    return held
+
+
+def test_a_choice_is_judged_by_what_comes_after_it():
+    learner = PolicyLearner(attached(), TinyCorpus(), DistillSettings(discount=0, horizon=8))
+    features = torch.rand(2, 9, 5, generator=torch.Generator().manual_seed(0))
+    candidates, held = torch.ones(2, 9, dtype=torch.bool), torch.tensor([9, 9])
+    kept = torch.tensor([[0, 1], [2, 3]])
+    choices = [Decision(at, features, held, candidates, kept) for at in (0, 5)]
+    divergences = torch.zeros(2, 8)
+    divergences[0, 5] = 1.0
+
+    def gradient(*decisions: Decision) -> torch.Tensor:
+        learner._running = torch.zeros(3)
+        learner.module.zero_grad()
+        learner._reinforce(Rollout(decisions, divergences))[0].backward()
+        return learner.module.layers[0].weight.grad.clone()
+
+    learner.settings = replace(learner.settings, entropy_bonus=0.0)
+    assert gradient(choices[0]).abs().max() == 0
+    assert gradient(choices[1]).abs().max() > 0
+
+
+def test_a_prompt_within_the_budget_teaches_nothing():
+    learner = PolicyLearner(attached(), TinyCorpus(), SMALL)
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        learner._reinforce(Rollout((), torch.zeros(2, 8)))
+
+
+def test_a_continuation_of_one_token():
+    text = Text(attached(), tiny_ids(1, 61)[0], 1, sinks=2, recent=4)
+    network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
+    rollout = text.roll_out(network, Budget(0.3, "ratio"), block=1)
+    assert [decision.at for decision in rollout.decisions] == [0, 0]
+    assert rollout.divergences.shape == (1, 1)
 
 
 def test_a_rollout_that_keeps_everything_says_the_same():
@@ -151,10 +209,13 @@ def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path):
 
 
 def test_the_attention_to_come_is_the_continuations_own():
-    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
-    assert text.mass_to_come.shape == (60,)
-    assert text.mass_to_come.min() > -1e-6
-    assert 0 < text.mass_to_come.sum() < 1
+    tokens = tiny_ids(1, 72)
+    text = Text(attached(), tokens[0], 12, sinks=2, recent=4)
+    plain = tiny_model(attn_implementation="eager")
+    with torch.no_grad():
+        output = plain(tokens, output_attentions=True)
+    expected = torch.stack([layer[0, :, -12:, :60].mean((0, 1)) for layer in output.attentions])
+    assert_close(text.mass_to_come, expected.mean(0), 1e-4)
 
 
 def run(folder: Path, steps: int = 6, **options: object):
@@ -184,6 +245,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     "wrong",
     [
         {"budgets": ()},
+        {"budgets": (0.25, 1.0)},
         {"horizon": 0},
         {"block": 99},
         {"rollouts": 0},
@@ -196,3 +258,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
 def test_settings_that_cannot_be_trained_with_are_refused(wrong: dict):
     with pytest.raises(ConfigError):
         PolicyLearner(attached(), TinyCorpus(), DistillSettings(**wrong))
+
+
+def test_a_model_with_nothing_to_evict_is_refused():
+    with pytest.raises(UnsupportedModelError, match="no full-attention layer"):
+        PolicyLearner(attached("mistral_window"), TinyCorpus(), SMALL)

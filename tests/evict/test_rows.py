@@ -67,6 +67,22 @@ def test_padding_in_a_later_turn(method: str, scope: str):
         assert_close(together[row], alone[0])
 
 
+@pytest.mark.parametrize(("method", "scope"), EVICTING)
+def test_a_short_second_turn_under_a_ratio(method: str, scope: str):
+    model, first, second = attached(), tiny_ids(2, 60), tiny_ids(2, 3, seed=1)
+    between, follow = tiny_ids(2, 5, seed=2), tiny_ids(2, 15, seed=3)
+    batch = kvfold.make_cache(model, method, budget=0.4, scope=scope)
+    mask = left_padded([60, 41], 60)
+    teacher_forced(model, batch, first, between, mask=mask)
+    mask = torch.cat([mask, mask.new_ones(2, 8)], dim=1)
+    together = teacher_forced(model, batch, second, follow, mask=mask)
+    for row, length in enumerate([60, 41]):
+        single = kvfold.make_cache(model, method, budget=0.4, scope=scope)
+        rows = slice(row, row + 1)
+        teacher_forced(model, single, first[rows, 60 - length :], between[rows])
+        assert_close(together[row], teacher_forced(model, single, second[rows], follow[rows])[0])
+
+
 def test_what_stands_in_empty_slots_does_not_matter(monkeypatch: pytest.MonkeyPatch):
     new_empty = torch.Tensor.new_empty
 

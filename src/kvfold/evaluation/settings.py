@@ -12,7 +12,7 @@ from kvfold.errors import ConfigError
 Protocol = Literal["query-aware", "query-agnostic"]
 """Whether the cache is cut after the question is read, or before."""
 
-DEFAULT_METHODS = ("full", "streaming", "h2o", "snapkv", "tova", "knorm")
+DEFAULT_METHODS = ("full", "distill", "streaming", "h2o", "snapkv", "tova", "knorm")
 """What `kvfold compare` compares."""
 DEFAULT_BUDGET = "0.25"
 """The budget of all methods but `full`."""

@@ -2,7 +2,8 @@
 
 DistillCache (arXiv 2608.08878). Departures: in decode the attention of the last queries is an
 exponential window of the same mean length, where the paper keeps the latest query's alone; the
-spread is over the heads of a layer, a query at a time; all are means over layers.
+spread is over the heads of a layer, a query at a time; all are means over layers. The window counts
+64 queries from the start, so that a shorter prompt's and a young token's mass are smaller by that.
 """
 
 from __future__ import annotations

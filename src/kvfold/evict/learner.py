@@ -3,22 +3,25 @@
 DistillCache (arXiv 2608.08878): the reward of a step is `-KL(full || pruned)`, the kept set is
 drawn by Gumbel top-B, and its log-probability is weighted by the return's advantage over the other
 rollouts of the same prompt. Departures: reinforcement starts from a supervised ranker, fitted to
-the attention that each token will receive, and not from a random policy; log-probabilities are
-means over draws; advantages are divided by a running scale; a single rollout's baseline is a
-running mean of the returns.
+the attention that each token will receive, and not from a random policy; a step is rolled out under
+several budgets, pruned a block of tokens at a time, on the text's own continuation; rewards are
+clipped; returns are means, not sums; log-probabilities are means over draws, and the entropy is the
+first draw's; advantages are divided by a running scale, and the running mean of the returns is the
+baseline of a single rollout only. A budget keeps at least 8 tokens, where the paper says 32.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from kvfold.budget import Budget
-from kvfold.errors import ConfigError
+from kvfold.errors import ConfigError, UnsupportedModelError
+from kvfold.evict.build import evicting_layers
 from kvfold.evict.features import FEATURES
 from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.rollout import Decision, Law, Rollout, Text
@@ -66,7 +69,7 @@ class DistillSettings:
     recent: int = 32
     """Last tokens that always stay."""
     validation: int = 12
-    """Excerpts of every validation."""
+    """Excerpts of every validation; their full caches stay in memory."""
 
     def check(self) -> None:
         """Refuse what cannot be trained with.
@@ -75,7 +78,8 @@ class DistillSettings:
             ConfigError: When a value is out of its range.
         """
         for budget in self.budgets:
-            Budget(budget, "ratio")
+            if Budget(budget, "ratio").is_everything:
+                raise ConfigError("a budget of 1 keeps everything: give smaller shares")
         conditions = (
             ("budgets", len(self.budgets) > 0, "at least one share"),
             ("horizon", self.horizon >= 1, "at least 1"),
@@ -112,8 +116,13 @@ class PolicyLearner:
 
         Raises:
             ConfigError: When a value is out of its range.
+            UnsupportedModelError: When no layer of the model has full attention.
         """
         settings.check()
+        if evicting_layers(model) == 0:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no full-attention layer: there is nothing to prune"
+            )
         self.model, self.corpus, self.settings = model, corpus, settings
         self._generator = torch.Generator().manual_seed(seed)
         self._network = PolicyNetwork(features=settings.features, generator=self._generator)
@@ -194,16 +203,20 @@ class PolicyLearner:
     def _reinforce(self, rollout: Rollout) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of REINFORCE, whose gradient is the policy gradient, and what was seen."""
         reward = -rollout.divergences.clamp(max=self.settings.clip)
-        returns = discounted(reward, self.settings.discount, rollout.block)
-        advantages = self._advantages(returns)
-        laws = [self._log_prob(decision) for decision in rollout.decisions]
+        divergences, decisions = rollout.divergences, rollout.decisions
+        if not decisions:
+            raise ConfigError(
+                "a prompt fits into the budget, so that there is nothing to learn: give longer "
+                "excerpts or smaller budgets"
+            )
+        starts = [decision.at for decision in decisions]
+        advantages = self._advantages(discounted(reward, self.settings.discount, starts))
+        laws = [self._log_prob(decision) for decision in decisions]
         log_probs = torch.stack([law for law, _ in laws], dim=1)
         entropy = torch.stack([entropy for _, entropy in laws], dim=1).mean()
         loss = -(advantages * log_probs).mean() - self.settings.entropy_bonus * entropy
-        divergences = rollout.divergences
         return loss, {
-            "reward": float(reward.mean()),
-            "kl": float(divergences.mean()),
+            "kl": -float(reward.mean()),
             "clipped": float((divergences > self.settings.clip).double().mean()),
             "entropy": float(entropy.detach()),
         }
@@ -239,7 +252,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Mean divergence on held-out excerpts, the best tokens kept, over all budgets."""
+        """Mean clipped divergence on held-out excerpts, the best tokens kept, over all budgets."""
         if not self._validation:
             count = self.settings.validation
             self._validation = [self._text("validation", i) for i in range(count)]
@@ -268,6 +281,8 @@ class PolicyLearner:
         """The model, the texts and the settings."""
         return {
             "model": fingerprint(self.model),
+            "dtype": str(self.model.dtype),
+            "device": self.model.device.type,
             "corpus": self.corpus.describe(),
             "settings": asdict(self.settings),
         }
@@ -303,19 +318,18 @@ def fit_ranker(
         schedule.step()
 
 
-def discounted(reward: torch.Tensor, discount: float, block: int) -> torch.Tensor:
-    """The mean discounted reward from the beginning of each block on.
+def discounted(reward: torch.Tensor, discount: float, starts: Sequence[int]) -> torch.Tensor:
+    """The mean discounted reward from some tokens on.
 
     Args:
         reward: A token, `[K, N]`.
         discount: A token's.
-        block: Tokens a block.
+        starts: The first token of each return.
 
     Returns:
-        `[K, ceil(N / block)]`.
+        `[K, len(starts)]`.
     """
-    count = reward.shape[1]
-    ahead = torch.arange(count) - torch.arange(0, count, block)[:, None]
+    ahead = torch.arange(reward.shape[1]) - torch.tensor(starts)[:, None]
     weights = torch.where(ahead >= 0, discount ** ahead.clamp_min(0).double(), 0.0)
     weights = weights / weights.sum(1, keepdim=True)
     return reward @ weights.T.to(reward)

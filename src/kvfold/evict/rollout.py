@@ -37,6 +37,8 @@ Law = Literal["plackett-luce", "conditional-poisson"]
 class Decision:
     """One choice of what to keep, made by K rollouts."""
 
+    at: int
+    """First token of the continuation that sees its outcome."""
     features: torch.Tensor
     """`[K, T, 5]`."""
     held: torch.Tensor
@@ -52,11 +54,9 @@ class Rollout:
     """K prunings of one text."""
 
     decisions: tuple[Decision, ...]
-    """One before each block of the continuation."""
+    """Those that the continuation sees the outcome of: mostly one a block, none where all fits."""
     divergences: torch.Tensor
     """`KL(full || pruned)` after each token of the continuation, `[K, N]`."""
-    block: int
-    """Tokens a block."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,17 @@ class _SamplingScope(TokenScope):
         self.generator: torch.Generator | None = None
         self.law: Law = "plackett-luce"
         self.decisions: list[Decision] = []
+        # Tokens of the continuation that are done, and those that the forward at hand adds.
+        self._done = self._new = 0
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         if self.network is not None:
+            self._new = count
             super().before_forward(layers, count)
 
     def after_forward(self, layers: list[CacheLayer]) -> None:
         if self.network is not None:
+            self._done, self._new = self._done + self._new, 0
             super().after_forward(layers)
 
     def _scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
@@ -95,7 +99,7 @@ class _SamplingScope(TokenScope):
         room = min(first.budgeted, len(first.slots) - 1)
         count = max(room - int((~candidates[0]).sum()), 0)
         kept = self._draw(scores, count, candidates)
-        self.decisions.append(Decision(features, held, candidates, kept))
+        self.decisions.append(Decision(self._done, features, held, candidates, kept))
         # Ranked as drawn, so that the cut keeps exactly these.
         order = torch.arange(count, 0, -1, device=scores.device, dtype=scores.dtype)
         ranks = torch.zeros_like(scores).scatter(-1, kept, order.expand_as(kept))
@@ -146,7 +150,8 @@ class Text:
 
     def _full_cache(self, sinks: int, recent: int) -> KVCache:
         count, order = evicting_layers(self.model), itertools.count()
-        whole = Budget(1.0, "ratio")
+        # A ratio of 1 is rounded down as any other: nothing may go before pruning begins.
+        whole = Budget(2**31, "tokens")
         eviction = Eviction(_Watched(), whole, "token", sinks, recent, count)
         return KVCache(
             self.model,
@@ -156,11 +161,11 @@ class Text:
         )
 
     def _mass_to_come(self, teacher: KVCache) -> torch.Tensor:
-        """Attention mass that the continuation gives each prompt token, on average, `[T]`."""
+        """Attention mass that its last 64 queries give each prompt token, on average, `[T]`."""
         weight = min(len(self.continuation) / WINDOW, 1.0)
         before = features_of(self._cache.own_layers)[0, :, 0]
         after = features_of(teacher.own_layers)[0, : len(before), 0]
-        return (after - (1 - weight) * before) / weight
+        return ((after - (1 - weight) * before) / weight).clamp_min(0)
 
     @property
     def features(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,8 +209,9 @@ class Text:
             tokens = self.continuation[start : start + block].expand(rollouts, -1)
             logits = _logits(self.model, cache, tokens)
             found.append(kl_divergence(self.expected[start : start + block], logits))
-        # What is pruned after the last block has nothing to answer for.
-        return Rollout(tuple(scope.decisions[: len(found)]), torch.cat(found, dim=1), block)
+        divergences = torch.cat(found, dim=1)
+        heard = tuple(each for each in scope.decisions if each.at < divergences.shape[1])
+        return Rollout(heard, divergences)
 
 
 @torch.no_grad()

@@ -21,7 +21,13 @@ class TokenScope:
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         """Choose the slot that a single new token takes, the same in all layers."""
         evicting = _evicting(layers)
-        if count > 1 or not evicting or evicting[0].slots.is_empty:
+        if not evicting or evicting[0].slots.is_empty:
+            return
+        for layer in evicting:
+            layer.slots.thaw()
+        if count > 1:
+            # A new turn asks anew, whether or not it ends in a cut.
+            self._forget_turns(evicting[0])
             return
         is_full = [layer.make_room() for layer in evicting]
         if all(is_full):
@@ -36,7 +42,6 @@ class TokenScope:
             scores = self._scores(evicting)
             for layer in evicting:
                 layer.cut(scores.to(layer.slots.positions.device))
-            self._forget_turns(evicting[0])
 
     def _scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
         return evicting[0].eviction.policy.score_together([layer.slots for layer in evicting])
@@ -56,7 +61,7 @@ class TokenScope:
         return turns
 
     def _forget_turns(self, first: EvictingLayer) -> None:
-        if first.eviction.policy.interval > 1:
+        if first.eviction.takes_turns:
             first.slots.field(TURN).zero_()
 
 

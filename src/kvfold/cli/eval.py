@@ -1,0 +1,194 @@
+"""`kvfold eval`: how faithful methods are to the full cache, on held-out samples."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from kvfold.cli.checks import check_budget, check_counts, check_model
+from kvfold.cli.console import JsonOption, note, print_json, progress, stdout, table
+from kvfold.cli.files import output_folder
+from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
+
+if TYPE_CHECKING:
+    from kvfold.evaluation.fidelity_report import Report
+    from kvfold.evaluation.fidelity_settings import FidelitySettings
+
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What to judge, a comma between several: a method, method:option=value+option=value, "
+        "or either after name=, as in short=distill:policy=FOLDER+every=1.",
+        show_default="all that evict",
+    ),
+]
+BudgetsOption = Annotated[
+    str, typer.Option(help="What each may keep, a comma between several: shares or tokens.")
+]
+SetsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Samples, a comma between several: prose, niah, wikitext, hotpotqa, gsm8k. "
+        "Environment variable KVFOLD_DATA names the folder of the last three's files.",
+        show_default="prose,niah; wikitext,hotpotqa,niah,gsm8k with KVFOLD_DATA",
+    ),
+]
+SamplesOption = Annotated[int, typer.Option(help="Of each set.")]
+LengthOption = Annotated[int, typer.Option(help="Tokens of a prompt, at most.")]
+TokensOption = Annotated[int, typer.Option(help="Tokens of a text's continuation.")]
+NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+BatchOption = Annotated[int, typer.Option(help="Samples that are run together.")]
+OutOption = Annotated[
+    str,
+    typer.Option(help="Folder for results.jsonl, eval.json, eval.md and eval.png.", metavar="DIR"),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Method that every other is compared with.", show_default="distill if it is judged"
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the results in the folder.")
+]
+SeedOption = Annotated[int, typer.Option(help="Of the samples and of the intervals.")]
+
+
+def eval(
+    model: ModelOption = "default",
+    methods: MethodsOption = None,
+    budgets: BudgetsOption = "0.25,0.125",
+    sets: SetsOption = None,
+    samples: SamplesOption = 16,
+    length: LengthOption = 768,
+    tokens: TokensOption = 32,
+    max_new_tokens: NewTokensOption = 32,
+    batch: BatchOption = 8,
+    baseline: BaselineOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    out: OutOption = "kvfold-eval",
+    resume: ResumeOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure how faithful methods are to the full KV cache, on held-out texts and tasks.
+
+    A text's continuation, or the full cache's own answer, is forced into each method's cache a
+    token at a time, so that it evicts at every step; the distance between the distributions, the
+    agreement on the likeliest token and the answers are measured, with paired statistics.
+
+    Results are written as they come: an interrupted run goes on with --resume, and so does one
+    with more samples, methods, budgets or sets.
+    """
+    command = _command(dict(locals()))
+    folder = output_folder(out)
+    check_model(model, dtype)
+    check_counts(length=length, tokens=tokens, max_new_tokens=max_new_tokens)
+    for each in listed(budgets):
+        check_budget(each)
+    settings = _settings(
+        methods=methods,
+        budgets=listed(budgets),
+        sets=sets,
+        samples=samples,
+        length=length,
+        tokens=tokens,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        seed=seed,
+        baseline=baseline,
+    )
+    _check(settings, folder, resume=resume)
+    report = _run(settings, (model, dtype, device), folder, command, resume=resume)
+    _show(report, folder, json_output=json_output)
+
+
+def _command(options: dict[str, object]) -> str:
+    """The command line that makes the same evaluation again."""
+    words = ["kvfold", "eval"]
+    for name, value in options.items():
+        if value is not None and name not in ("out", "resume", "json_output"):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _settings(*, methods: str | None, sets: str | None, **others: object) -> FidelitySettings:
+    import kvfold.api  # noqa: F401 - registers the methods
+    from kvfold.evaluation.fidelity_settings import (
+        FidelitySettings,
+        MethodSpec,
+        default_methods,
+    )
+    from kvfold.evaluation.samples import default_sets
+
+    named = default_methods() if methods is None else map(MethodSpec.parse, listed(methods))
+    return FidelitySettings(
+        methods=tuple(named),
+        sets=default_sets() if sets is None else listed(sets),
+        **others,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _check(settings: FidelitySettings, folder: Path, *, resume: bool) -> None:
+    """Refuse results that are in the way and data that cannot be had, before a model is loaded."""
+    from kvfold.evaluation.fidelity_rows import require_folder
+    from kvfold.evaluation.samples import require_sets
+
+    require_folder(folder, resume=resume)
+    require_sets(settings.sets)
+
+
+def _run(
+    settings: FidelitySettings,
+    source: tuple[str, str | None, str | None],
+    folder: Path,
+    command: str,
+    *,
+    resume: bool,
+) -> Report:
+    from kvfold.evaluation.fidelity import evaluate
+    from kvfold.evaluation.fidelity_report import report_of
+
+    model, tokenizer = load(*source)
+    with progress() as report:
+        found = evaluate(
+            model,
+            tokenizer,
+            settings,
+            folder=folder,
+            resume=resume,
+            name=source[0],
+            command=command,
+            on_progress=report,
+        )
+    return report_of(found)
+
+
+def _show(report: Report, folder: Path, *, json_output: bool) -> None:
+    from kvfold.evaluation.fidelity_export import write_report
+
+    paths = write_report(report, folder)
+    if json_output:
+        print_json(report.to_dict())
+    else:
+        _print(report)
+    note("wrote " + ", ".join(map(str, paths)))
+
+
+def _print(report: Report) -> None:
+    from kvfold.evaluation import fidelity_tables as tables
+
+    console = stdout()
+    for group, summaries in tables.by_group(report.summaries).items():
+        rows = tables.summary_rows(summaries)
+        console.print(table(tables.COLUMNS, rows, title=tables.title_of(group, summaries)))
+    console.print(Text(textwrap.fill(tables.LEGEND, min(console.width, 100))), soft_wrap=True)
+    if report.differences:
+        rows = tables.difference_rows(report.differences)
+        console.print(table(tables.DIFFERENCE_COLUMNS, rows, title="Sample by sample"))

@@ -1,0 +1,94 @@
+"""Whether an answer is right, and what is wrong with one that is not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Literal
+
+Fault = Literal["repetitive", "overlength", "wrong"]
+"""Goes round in circles; does not come to its end where the full cache did; anything else."""
+FAULTS: tuple[Fault, ...] = ("repetitive", "overlength", "wrong")
+"""In the order in which they are looked for."""
+
+_GRAM, _TIMES = 4, 4
+"""An answer is repetitive when so many tokens in a row stand in it so often."""
+_LOOP, _ROUNDS = 12, 3
+"""Or when its last tokens, at least so many, are the same so often over."""
+
+
+def contains_one(expected: Iterable[str], answer: str) -> bool:
+    """Whether an answer has one of some words or numbers, whole and in any case of letters."""
+    text = _plain(answer)
+    return any(
+        re.search(rf"(?<!\w){re.escape(_plain(each))}(?!\w)", text) is not None for each in expected
+    )
+
+
+def ends_with_number(expected: Iterable[str], answer: str) -> bool:
+    """Whether the last number of an answer is one of some."""
+    last = last_number(answer)
+    return last is not None and any(_value(each) == last for each in expected)
+
+
+def last_number(answer: str) -> Decimal | None:
+    """The last number that stands in a text; None where there is none."""
+    found = re.findall(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?", answer)
+    return _value(found[-1]) if found else None
+
+
+def find_fault(
+    tokens: Sequence[int], *, is_right: bool, is_cut: bool, full_is_cut: bool
+) -> Fault | None:
+    """What is wrong with an answer.
+
+    Args:
+        tokens: The answer.
+        is_right: Whether it is right.
+        is_cut: Whether it stopped at the most tokens allowed.
+        full_is_cut: Whether the full cache's answer did.
+
+    Returns:
+        None for a right answer.
+    """
+    if is_right:
+        return None
+    if is_repetitive(tokens):
+        return "repetitive"
+    return "overlength" if is_cut and not full_is_cut else "wrong"
+
+
+def is_repetitive(tokens: Sequence[int]) -> bool:
+    """Whether an answer says the same over and over, or ends in a loop."""
+    grams = Counter(zip(*(tokens[start:] for start in range(_GRAM)), strict=False))
+    if grams and max(grams.values()) >= _TIMES:
+        return True
+    return any(
+        _looped(tokens, period) >= max(_LOOP, _ROUNDS * period)
+        for period in range(1, len(tokens) // _ROUNDS + 1)
+    )
+
+
+def _looped(tokens: Sequence[int], period: int) -> int:
+    """How many last tokens repeat those a period before, these included."""
+    count = 0
+    for at in range(len(tokens) - 1, period - 1, -1):
+        if tokens[at] != tokens[at - period]:
+            break
+        count += 1
+    return count + period
+
+
+def _plain(text: str) -> str:
+    """Lower case, single blanks, no quotation marks, and numbers without commas."""
+    unquoted = re.sub(r"[\"“”]", "", text.casefold())
+    return " ".join(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", unquoted).split())
+
+
+def _value(number: str) -> Decimal | None:
+    try:
+        return Decimal(number.replace(",", ""))
+    except InvalidOperation:
+        return None

@@ -1,0 +1,288 @@
+"""How faithful methods are to the full cache on held-out samples, eviction while decoding included.
+
+A batch of prompts is read by the full cache once. What follows, a text's continuation or the full
+cache's own answer, is then forced into each method's cache a token at a time, so that it evicts at
+every step, and its next-token distributions are compared. The one after the prompt itself is left
+out: it is computed while the prompt is still whole. Tasks are answered by each method, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvfold.api import make_cache
+from kvfold.cache import KVCache
+from kvfold.environment import environment
+from kvfold.evaluation.answers import find_fault
+from kvfold.evaluation.fidelity_batch import BatchRunner, Found, Reference
+from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
+from kvfold.evaluation.fidelity_settings import EVERYTHING, FULL, FidelitySettings, MethodSpec
+from kvfold.evaluation.prompt import require_positions
+from kvfold.evaluation.samples import SETS, VERSION, Sample, draw_samples
+from kvfold.evict.layer import EvictingLayer
+from kvfold.models import fingerprint
+
+Progress = Callable[[str, float], None]
+"""Told what is being done, and the share of all that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was judged on what."""
+
+    model: str
+    """The name it was loaded by."""
+    fingerprint: str
+    """Of the model's shape and weights."""
+    dtype: str
+    """Of the weights."""
+    device: str
+    """Where it ran."""
+    samples: dict[str, str]
+    """By set, the hash of its samples."""
+    policies: dict[str, str]
+    """By label, the hash of a learned policy's weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """All that was found."""
+
+    command: str
+    """What makes this result again."""
+    subject: Subject
+    """Model and samples."""
+    settings: FidelitySettings
+    """What was asked for."""
+    rows: tuple[Row, ...]
+    """One a sample, method and budget, those of the full cache first."""
+    environment: dict[str, object] = field(default_factory=environment)
+    """Versions, commit and machine."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """A method at a budget."""
+
+    spec: MethodSpec
+    budget: str
+    empty: KVCache
+    """Forked for each batch, so that a policy is read and its concerns are told once."""
+    policy: str | None
+    """Hash of a learned policy's weights."""
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: FidelitySettings | None = None,
+    *,
+    folder: str | Path,
+    resume: bool = False,
+    name: str = "model",
+    command: str = "kvfold.evaluation.fidelity.evaluate",
+    on_progress: Progress | None = None,
+) -> Fidelity:
+    """Judge methods by what the full cache says.
+
+    Args:
+        model: A model from `kvfold.load`, or one that is attached.
+        tokenizer: Its tokenizer.
+        settings: Methods, budgets, samples.
+        folder: Where the rows are written as they come; made if missing.
+        resume: Take the rows that are there and belong to the same configuration.
+        name: What the model was loaded by, for the record.
+        command: What makes this result again, for the record.
+        on_progress: Told about each stage.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ConfigError: For methods, budgets or samples that cannot be had, prompts longer than the
+            model, and a folder with results that are not to be gone on with.
+        ArtifactError: When rows cannot be read or written.
+
+    Example:
+        >>> settings = FidelitySettings(sets=("prose",), samples=4)
+        >>> evaluate(model, tokenizer, settings, folder="out").rows[0].method
+        'full'
+    """
+    settings = settings or FidelitySettings()
+    store = RowStore(Path(folder), resume=resume)
+    more = max(settings.tokens, settings.max_new_tokens)
+    require_positions(model, settings.length, more, "give a smaller length, or fewer new tokens")
+    judge = _Judge(model, tokenizer, settings, store)
+    rows = tuple(judge.judge(on_progress))
+    return Fidelity(command, judge.subject(name), settings, rows)
+
+
+class _Judge:
+    """Runs every method on every batch of samples."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: FidelitySettings,
+        store: RowStore,
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._settings, self._store = settings, store
+        self._runner = BatchRunner(model, tokenizer, max_new_tokens=settings.max_new_tokens)
+        self._identity = fingerprint(model)
+        pairs = ((MethodSpec(FULL, FULL), EVERYTHING), *settings.pairs)
+        self._runs = [_prepare(model, spec, budget) for spec, budget in pairs]
+        self._samples = {each: self._draw(each) for each in settings.sets}
+
+    def subject(self, name: str) -> Subject:
+        """The record of what is judged."""
+        return Subject(
+            model=name,
+            fingerprint=self._identity,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            device=str(self._model.device),
+            samples={each: _digest(samples) for each, samples in self._samples.items()},
+            policies={run.spec.label: run.policy for run in self._runs if run.policy is not None},
+        )
+
+    def judge(self, on_progress: Progress | None) -> Iterator[Row]:
+        """All rows, by method and budget, the full cache's first."""
+        batches = list(self._batches())
+        for number, batch in enumerate(batches):
+            for stage, share in self._judge_batch(batch):
+                if on_progress is not None:
+                    on_progress(stage, (number + share) / len(batches))
+        for run in self._runs:
+            for sample in (sample for batch in batches for sample in batch):
+                row = self._store.find(self._key(run, sample))
+                assert row is not None, "every batch has left its rows"
+                yield replace(row, method=run.spec.label)
+
+    def _draw(self, name: str) -> list[Sample]:
+        wanted = self._settings
+        return draw_samples(
+            self._tokenizer,
+            name,
+            wanted.samples,
+            length=wanted.length,
+            tokens=wanted.tokens,
+            seed=wanted.seed,
+        )
+
+    def _batches(self) -> Iterator[list[Sample]]:
+        for samples in self._samples.values():
+            for start in range(0, len(samples), self._settings.batch):
+                yield samples[start : start + self._settings.batch]
+
+    def _judge_batch(self, batch: Sequence[Sample]) -> Iterator[tuple[str, float]]:
+        """Run what has no rows yet, saying before each run which it is and what is done."""
+        missing = [
+            run
+            for run in self._runs
+            if any(self._store.find(self._key(run, sample)) is None for sample in batch)
+        ]
+        if not missing:
+            return
+        full, *others = self._runs
+        where = f"{batch[0].set} {batch[0].index + 1} to {batch[-1].index + 1}"
+        yield f"{where}: {full.spec.label}", 0.0
+        reference = self._runner.refer(batch)
+        self._keep(full, batch, Found.of_full(reference), reference)
+        for run in (run for run in others if run in missing):
+            yield (
+                f"{where}: {run.spec.label} at {run.budget}",
+                self._runs.index(run) / len(self._runs),
+            )
+            found = self._runner.compare(run.empty.fork(), reference)
+            self._keep(run, batch, found, reference)
+
+    def _keep(self, run: _Run, batch: Sequence[Sample], found: Found, reference: Reference) -> None:
+        """Write the rows of one run."""
+        self._store.add(
+            self._row(run, sample, found, reference, number) for number, sample in enumerate(batch)
+        )
+
+    def _row(
+        self, run: _Run, sample: Sample, found: Found, reference: Reference, number: int
+    ) -> Row:
+        report = found.report
+        answer = found.answers[number] if found.answers else None
+        expected = reference.answers[number] if reference.answers else None
+        text = None if answer is None else self._text(answer.tokens)
+        right = None if text is None else SETS[sample.set].is_right(sample.expected, text)
+        fault = None
+        if answer is not None and expected is not None:
+            fault = find_fault(
+                answer.tokens,
+                is_right=bool(right),
+                is_cut=answer.is_cut,
+                full_is_cut=expected.is_cut,
+            )
+        return Row(
+            key=self._key(run, sample),
+            set=sample.set,
+            kind=sample.kind,
+            index=sample.index,
+            method=run.spec.label,
+            budget=run.budget,
+            prompt_tokens=len(sample.prompt),
+            divergences=found.divergences[number],
+            agreements=found.agreements[number],
+            answer=text,
+            answer_tokens=None if answer is None else len(answer.tokens),
+            is_right=right,
+            fault=fault,
+            tokens_kept=max(report.tokens_kept),
+            bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,
+            bytes_full=report.bytes_full // report.rows,
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+    def _key(self, run: _Run, sample: Sample) -> str:
+        """Hash of all that the numbers depend on; the label is not among it."""
+        return key_of(
+            {
+                "version": VERSION,
+                "model": self._identity,
+                "dtype": str(self._model.dtype),
+                "device": self._model.device.type,
+                "method": run.spec.method,
+                "options": run.spec.options,
+                "policy": run.policy,
+                "budget": run.budget,
+                "sample": asdict(sample),
+                "length": self._settings.length,
+                "seed": self._settings.seed,
+                "max_new_tokens": self._settings.max_new_tokens,
+            }
+        )
+
+
+def _digest(samples: Sequence[Sample]) -> str:
+    return key_of({"samples": [asdict(sample) for sample in samples]})
+
+
+def _prepare(model: PreTrainedModel, spec: MethodSpec, budget: str) -> _Run:
+    cache = make_cache(model, spec.method, budget=budget, **spec.options)
+    return _Run(spec, budget, cache, _policy_hash(cache))
+
+
+def _policy_hash(cache: KVCache) -> str | None:
+    """Hash of the weights of a learned policy; None where nothing was learnt."""
+    layers = [layer for layer in cache.own_layers if isinstance(layer, EvictingLayer)]
+    artifact = getattr(layers[0].eviction.policy, "artifact", None) if layers else None
+    if artifact is None:
+        return None
+    digest = hashlib.sha256()
+    for name, weight in sorted(artifact.network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()

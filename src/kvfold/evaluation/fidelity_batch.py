@@ -1,0 +1,166 @@
+"""One batch of samples: what the full cache says, and how far a method's cache is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvfold.cache import CacheReport, KVCache
+from kvfold.errors import KVFoldError
+from kvfold.evaluation.batch_decoding import (
+    Answer,
+    BatchDecoder,
+    PromptBatch,
+    answer_greedily,
+)
+from kvfold.evaluation.generation import stop_tokens
+from kvfold.evaluation.samples import Sample
+from kvfold.ops.divergence import kl_divergence
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the full cache says."""
+
+    prompts: PromptBatch
+    """What it has read."""
+    forced: torch.Tensor
+    """Tokens that follow each prompt, `[B, N]`; any token after a row's end."""
+    lengths: list[int]
+    """Tokens of each row that count."""
+    logits: list[torch.Tensor]
+    """After each forced token, `[B, V]`."""
+    answers: list[Answer] | None
+    """Its own; None for texts."""
+    report: CacheReport
+    """What it held after the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a method's cache says."""
+
+    divergences: list[list[float]]
+    """`KL(full || method)` by row and forced token."""
+    agreements: list[list[bool]]
+    """Whether both find the same token likeliest, by row and forced token."""
+    answers: list[Answer] | None
+    """Its own; None for texts."""
+    report: CacheReport
+    """What it held after the prompts."""
+
+    @classmethod
+    def of_full(cls, reference: Reference) -> Found:
+        """The full cache is at no distance from itself."""
+        return cls(
+            [[0.0] * length for length in reference.lengths],
+            [[True] * length for length in reference.lengths],
+            reference.answers,
+            reference.report,
+        )
+
+
+class BatchRunner:
+    """Runs caches over batches of samples, all of a batch of one kind."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int
+    ) -> None:
+        """Note what is run.
+
+        Args:
+            model: An attached model.
+            tokenizer: Its tokenizer.
+            max_new_tokens: Most tokens of an answer.
+        """
+        self._model = model
+        self._limit = max_new_tokens
+        self._stop = stop_tokens(model, tokenizer)
+        pad = tokenizer.pad_token_id
+        self._pad = pad if isinstance(pad, int) else 0
+
+    def refer(self, samples: Sequence[Sample]) -> Reference:
+        """Let the full cache read a batch, and continue it."""
+        prompts = PromptBatch(self._model, [sample.prompt for sample in samples], pad=self._pad)
+        decoder = prompts.decoder()
+        report = decoder.cache.report()
+        follow = [sample.continuation or [] for sample in samples]
+        if samples[0].kind == "text":
+            forced = torch.tensor(follow, device=self._model.device)
+            logits = [decoder.feed(tokens) for tokens in forced.T]
+            return Reference(prompts, forced, list(map(len, follow)), logits, None, report)
+        answers, logits = answer_greedily(decoder, limit=self._limit, stop=self._stop)
+        rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
+        forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
+        lengths = [len(answer.tokens) for answer in answers]
+        return Reference(prompts, forced, lengths, logits, answers, report)
+
+    def compare(self, cache: KVCache, reference: Reference) -> Found:
+        """Let a method's cache hold the batch, and force what the full cache has seen.
+
+        Args:
+            cache: Empty; it is used up.
+            reference: What the full cache says of the batch.
+
+        Raises:
+            KVFoldError: When the model gives no numbers.
+        """
+        decoder = reference.prompts.tell(cache)
+        report = decoder.cache.report()
+        free = decoder.fork() if reference.answers else None
+        said, distances = [decoder.logits.argmax(dim=-1)], []
+        for tokens, expected in zip(reference.forced.T, reference.logits, strict=True):
+            logits = decoder.feed(tokens)
+            said.append(logits.argmax(dim=-1))
+            distances.append(kl_divergence(expected, logits))
+        found = torch.stack(said, dim=1)
+        divergences, agreements = self._cut(reference, distances, found)
+        answers = None
+        if free is not None and reference.answers is not None:
+            answers = self._answers(free, reference.answers, found.tolist())
+        return Found(divergences, agreements, answers, report)
+
+    def _cut(
+        self, reference: Reference, distances: list[torch.Tensor], found: torch.Tensor
+    ) -> tuple[list[list[float]], list[list[bool]]]:
+        """Leave out what stands after a row's end."""
+        if not distances:
+            nothing = [[] for _ in reference.lengths]
+            return nothing, list(nothing)
+        kl = torch.stack(distances, dim=1)
+        likeliest = torch.stack([each.argmax(dim=-1) for each in reference.logits], dim=1)
+        rows = zip(
+            kl.tolist(), (found[:, 1:] == likeliest).tolist(), reference.lengths, strict=True
+        )
+        cut = [(each[:length], same[:length]) for each, same, length in rows]
+        if any(number != number for numbers, _ in cut for number in numbers):
+            raise KVFoldError(
+                "the model gives logits that are not numbers: give another --dtype, such as float32"
+            )
+        return [numbers for numbers, _ in cut], [same for _, same in cut]
+
+    def _answers(
+        self, decoder: BatchDecoder, expected: list[Answer], found: list[list[int]]
+    ) -> list[Answer]:
+        """The method's answers; only the rows that leave the full cache's have to be decoded."""
+        answers = list(expected)
+        rows = [
+            row
+            for row, (answer, tokens) in enumerate(zip(expected, found, strict=True))
+            if not self._is_said(answer, tokens)
+        ]
+        if rows:
+            decoder.select(rows)
+            own, _ = answer_greedily(decoder, limit=self._limit, stop=self._stop)
+            for row, answer in zip(rows, own, strict=True):
+                answers[row] = answer
+        return answers
+
+    def _is_said(self, answer: Answer, found: list[int]) -> bool:
+        """Whether tokens found likeliest, one after the other, are an answer and its end."""
+        length = len(answer.tokens)
+        ends = answer.is_cut or found[length] in self._stop
+        return found[:length] == answer.tokens and ends

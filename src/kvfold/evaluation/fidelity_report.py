@@ -1,0 +1,232 @@
+"""What an evaluation of fidelity comes to: means with intervals, and paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+import torch
+
+from kvfold.evaluation.answers import FAULTS
+from kvfold.evaluation.fidelity import Fidelity
+from kvfold.evaluation.fidelity_rows import Row
+from kvfold.evaluation.fidelity_settings import FULL
+from kvfold.evaluation.statistics import Interval
+
+FORMAT = 1
+"""Version of the result's layout."""
+ALL = "all"
+"""The group of every sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One method at one budget over a group of samples."""
+
+    group: str
+    """A set, `text`, `task`, or `all`."""
+    method: str
+    """Its label."""
+    budget: str
+    """What it may keep."""
+    samples: int
+    """Their number."""
+    kl: Interval | None
+    """`KL(full || method)` in nats: mean over samples; None where no answer has a token."""
+    agreement: float | None
+    """Share of tokens after which both find the same token likeliest, mean over samples."""
+    score: float | None
+    """Share of tasks answered right; None without tasks."""
+    share_of_full: float | None
+    """The score as a share of the full cache's; None where that is 0."""
+    faults: dict[str, float] | None
+    """Share of tasks with each fault."""
+    lost: dict[str, float] | None
+    """The same among the tasks that the full cache answers right; None where there are none."""
+    answer_length: float | None
+    """Tokens of the answers, as a multiple of the full cache's."""
+    tokens_kept: float
+    """After the prompt, mean over samples."""
+    bytes_share: float
+    """Bytes held after the prompt, as a share of a full cache's keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The baseline against another method at one budget, sample by sample."""
+
+    group: str
+    """A set, `text`, `task`, or `all`."""
+    budget: str
+    """What both may keep."""
+    method: str
+    """The baseline."""
+    other: str
+    """The other."""
+    kl: Interval
+    """The baseline's KL less the other's: below 0 where the baseline is nearer to full."""
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says."""
+        if self.kl.high < 0:
+            return "nearer to full"
+        return "further from full" if self.kl.low > 0 else "no clear difference"
+
+    def to_dict(self) -> dict[str, object]:
+        """The difference as plain data."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def groups(rows: Iterable[Row]) -> dict[str, Callable[[Row], bool]]:
+    """Groups of samples by name: every set, every kind, and all."""
+    sets, kinds = {row.set: None for row in rows}, {row.kind: None for row in rows}
+    by_set = {name: _in_set(name) for name in sets}
+    return {**by_set, **{kind: _of_kind(kind) for kind in kinds}, ALL: lambda _: True}
+
+
+def summarize(rows: Sequence[Row], *, seed: int) -> list[Summary]:
+    """The means of every method at every budget, by group.
+
+    Args:
+        rows: Of an evaluation, those of the full cache among them.
+        seed: Of the bootstrap.
+    """
+    found = []
+    for group, belongs in groups(rows).items():
+        inside = [row for row in rows if belongs(row)]
+        full = {(row.set, row.index): row for row in inside if row.method == FULL}
+        for (method, budget), own in _by_run(inside).items():
+            found.append(_summary(group, method, budget, own, full, seed))
+    return found
+
+
+def differences(rows: Sequence[Row], baseline: str, *, seed: int) -> list[Difference]:
+    """The baseline against every other method at the same budget, by group.
+
+    Args:
+        rows: Of an evaluation.
+        baseline: Label of a method.
+        seed: Of the bootstrap.
+    """
+    found = []
+    for group, belongs in groups(rows).items():
+        runs = _by_run([row for row in rows if belongs(row)])
+        for (method, budget), own in runs.items():
+            if method == baseline or (baseline, budget) not in runs:
+                continue
+            paired = list(_paired(runs[baseline, budget], own))
+            if paired:
+                interval = Interval.of(torch.tensor(paired), seed=seed)
+                found.append(Difference(group, budget, baseline, method, interval))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An evaluation with its statistics."""
+
+    fidelity: Fidelity
+    """What was found."""
+    summaries: tuple[Summary, ...]
+    """By group, method and budget."""
+    differences: tuple[Difference, ...]
+    """By group, budget and method; empty without a baseline."""
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain data."""
+        return {
+            "format": FORMAT,
+            "command": self.fidelity.command,
+            "subject": asdict(self.fidelity.subject),
+            "settings": self.fidelity.settings.to_dict(),
+            "environment": self.fidelity.environment,
+            "summaries": [asdict(each) for each in self.summaries],
+            "differences": [each.to_dict() for each in self.differences],
+            "rows": [row.to_dict() for row in self.fidelity.rows],
+        }
+
+
+def report_of(fidelity: Fidelity) -> Report:
+    """Work out the statistics."""
+    rows, settings = fidelity.rows, fidelity.settings
+    baseline = settings.compared_with
+    compared = [] if baseline is None else differences(rows, baseline, seed=settings.seed)
+    return Report(fidelity, tuple(summarize(rows, seed=settings.seed)), tuple(compared))
+
+
+def _summary(
+    group: str,
+    method: str,
+    budget: str,
+    rows: Sequence[Row],
+    full: dict[tuple[str, int], Row],
+    seed: int,
+) -> Summary:
+    distances = [row.kl for row in rows if row.kl is not None]
+    tasks = [row for row in rows if row.is_right is not None]
+    references = [full[row.set, row.index] for row in tasks]
+    score, best = _share(row.is_right for row in tasks), _share(r.is_right for r in references)
+    known = [row for row, r in zip(tasks, references, strict=True) if r.is_right]
+    return Summary(
+        group=group,
+        method=method,
+        budget=budget,
+        samples=len(rows),
+        kl=Interval.of(torch.tensor(distances), seed=seed) if distances else None,
+        agreement=_mean(row.agreement for row in rows if row.agreement is not None),
+        score=score,
+        share_of_full=score / best if score is not None and best else None,
+        faults=_faults(tasks),
+        lost=_faults(known),
+        answer_length=_ratio(tasks, references),
+        tokens_kept=fmean(row.tokens_kept for row in rows),
+        bytes_share=sum(row.bytes_held for row in rows) / sum(row.bytes_full for row in rows),
+    )
+
+
+def _by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by method and budget."""
+    runs: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        runs.setdefault((row.method, row.budget), []).append(row)
+    return runs
+
+
+def _paired(own: Iterable[Row], others: Iterable[Row]) -> Iterator[float]:
+    """Differences in KL, sample by sample."""
+    theirs = {(row.set, row.index): row.kl for row in others}
+    for row in own:
+        other = theirs.get((row.set, row.index))
+        if row.kl is not None and other is not None:
+            yield row.kl - other
+
+
+def _faults(tasks: Sequence[Row]) -> dict[str, float] | None:
+    if not tasks:
+        return None
+    return {fault: fmean(row.fault == fault for row in tasks) for fault in FAULTS}
+
+
+def _ratio(tasks: Iterable[Row], references: Iterable[Row]) -> float | None:
+    own = sum(row.answer_tokens or 0 for row in tasks)
+    full = sum(row.answer_tokens or 0 for row in references)
+    return own / full if full else None
+
+
+def _share(values: Iterable[bool | None]) -> float | None:
+    return _mean(float(bool(value)) for value in values)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def _in_set(name: str) -> Callable[[Row], bool]:
+    return lambda row: row.set == name
+
+
+def _of_kind(kind: str) -> Callable[[Row], bool]:
+    return lambda row: row.kind == kind

@@ -1,0 +1,139 @@
+"""What an evaluation of fidelity finds of each sample, and the file in which it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+
+from kvfold.artifacts import write_files
+from kvfold.errors import ArtifactError, ConfigError
+from kvfold.evaluation.answers import Fault
+
+FILE = "results.jsonl"
+"""Name of the file in its folder: one sample, method and budget a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One sample, method and budget."""
+
+    key: str
+    """Hash of all that the numbers depend on."""
+    set: str
+    """The set of the sample."""
+    kind: str
+    """`text` or `task`."""
+    index: int
+    """The sample's place in the set."""
+    method: str
+    """Label of the method."""
+    budget: str
+    """What it may keep."""
+    prompt_tokens: int
+    """Tokens that were prefilled."""
+    divergences: list[float]
+    """`KL(full || method)` in nats after each forced token; empty for an empty answer."""
+    agreements: list[bool]
+    """Whether both find the same token likeliest, after each forced token."""
+    answer: str | None
+    """Greedy; None for a text."""
+    answer_tokens: int | None
+    """Its length."""
+    is_right: bool | None
+    """Whether it is right."""
+    fault: Fault | None
+    """What is wrong with it, if it is not."""
+    tokens_kept: int
+    """After the prompt: most tokens that a row of the batch holds in a layer."""
+    bytes_held: int
+    """After the prompt: all bytes of the batch's cache, a row."""
+    bytes_full: int
+    """Keys and values that a full cache would hold of the batch, a row."""
+
+    @property
+    def kl(self) -> float | None:
+        """Mean divergence over the forced tokens."""
+        return fmean(self.divergences) if self.divergences else None
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of tokens after which both find the same token likeliest."""
+        return fmean(self.agreements) if self.agreements else None
+
+    def to_dict(self) -> dict[str, object]:
+        """The row as plain data, with its means."""
+        return {**asdict(self), "kl": self.kl, "agreement": self.agreement}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, object]) -> Row:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            KeyError: When something is missing.
+        """
+        values = {each.name: document[each.name] for each in fields(cls)}
+        return cls(**values)  # pyright: ignore[reportArgumentType]
+
+
+def key_of(facts: Mapping[str, object]) -> str:
+    """A hash of some plain data."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+class RowStore:
+    """The rows of a folder; those of other configurations stay where they are."""
+
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        """Look into a folder.
+
+        Args:
+            folder: Made when the first rows are written.
+            resume: Go on with the rows that are there.
+
+        Raises:
+            ConfigError: When there are some, and they are not to be gone on with.
+            ArtifactError: When they cannot be read.
+        """
+        require_folder(folder, resume=resume)
+        self._folder = folder
+        self._rows = {row.key: row for row in _read(folder / FILE)}
+
+    def find(self, key: str) -> Row | None:
+        """The row of a key, if there is one."""
+        return self._rows.get(key)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows and write the file, whole or not at all."""
+        self._rows |= {row.key: row for row in rows}
+        lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self._rows.values()]
+        text = "\n".join([*lines, ""])
+        write_files(self._folder, {FILE: lambda path: path.write_text(text, encoding="utf-8")})
+
+
+def require_folder(folder: Path, *, resume: bool) -> None:
+    """Refuse to write over results.
+
+    Raises:
+        ConfigError: When there are some, and they are not to be gone on with.
+    """
+    if not resume and (folder / FILE).exists():
+        raise ConfigError(
+            f"{str(folder)!r} holds results: give --resume to go on with them, or another folder"
+        )
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [Row.from_dict(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} is damaged or not kvfold's ({type(error).__name__}: {error}): remove it, or "
+            "choose another folder"
+        ) from error

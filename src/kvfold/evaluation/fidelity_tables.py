@@ -1,0 +1,112 @@
+"""An evaluation of fidelity as tables of text: for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvfold.evaluation.fidelity_report import Difference, Report, Summary
+from kvfold.evaluation.statistics import Interval
+
+COLUMNS = (
+    "method",
+    "budget",
+    "KL to full (95 %)",
+    "top-1",
+    "score",
+    "of full",
+    "repet.",
+    "overl.",
+    "wrong",
+    "length",
+    "kept",
+    "bytes",
+)
+"""Of a table of one group."""
+DIFFERENCE_COLUMNS = ("group", "budget", "method", "other", "KL less the other's (95 %)", "so")
+"""Of the table of differences."""
+LEGEND = (
+    "KL: nats from the full cache's next-token distribution, mean over samples and its bootstrap "
+    "interval, eviction at every decoded token; top-1: share of tokens on whose likeliest "
+    "successor both agree; score: share of right answers, and that as a share of the full cache's; "
+    "repet., overl., wrong: share of answers that repeat themselves, that do not end where the "
+    "full cache's does, and that are wrong otherwise; length: of answers, as a multiple of the "
+    "full cache's; kept, bytes: tokens a layer and share of a full cache's bytes after the prompt."
+)
+"""What the columns mean."""
+
+
+def summary_rows(summaries: Iterable[Summary]) -> list[tuple[str | None, ...]]:
+    """Cells of one group's table, in the order of `COLUMNS`."""
+    return [
+        (
+            each.method,
+            each.budget,
+            None if each.kl is None else _interval(each.kl),
+            _percent(each.agreement),
+            _percent(each.score),
+            _percent(each.share_of_full),
+            *((None,) * 3 if each.faults is None else map(_percent, each.faults.values())),
+            None if each.answer_length is None else f"{each.answer_length:.2f}x",
+            f"{each.tokens_kept:.0f}",
+            _percent(each.bytes_share),
+        )
+        for each in summaries
+    ]
+
+
+def difference_rows(differences: Iterable[Difference]) -> list[tuple[str, ...]]:
+    """Cells of the table of differences, in the order of `DIFFERENCE_COLUMNS`."""
+    return [
+        (each.group, each.budget, each.method, each.other, _interval(each.kl), each.verdict)
+        for each in differences
+    ]
+
+
+def by_group(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
+    """Summaries by group, in order."""
+    found: dict[str, list[Summary]] = {}
+    for each in summaries:
+        found.setdefault(each.group, []).append(each)
+    return found
+
+
+def title_of(group: str, summaries: Sequence[Summary]) -> str:
+    """What stands above a group's table."""
+    return f"{group}: {summaries[0].samples} samples"
+
+
+def markdown(report: Report) -> str:
+    """The whole report as Markdown."""
+    subject, settings = report.fidelity.subject, report.fidelity.settings
+    commit = report.fidelity.environment.get("commit") or "an installed package"
+    parts = [
+        "# Fidelity to the full cache",
+        f"Model {subject.model} ({subject.dtype} on {subject.device}), prompts of up to "
+        f"{settings.length} tokens, {settings.samples} samples a set, {settings.tokens} forced "
+        f"tokens a text, answers of up to {settings.max_new_tokens} tokens, seed {settings.seed}; "
+        f"kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
+        f"```\n{report.fidelity.command}\n```",
+    ]
+    for group, summaries in by_group(report.summaries).items():
+        parts += [f"## {title_of(group, summaries)}", _table(COLUMNS, summary_rows(summaries))]
+    parts.append(LEGEND)
+    if report.differences:
+        parts.append(f"## {settings.compared_with} against the others, sample by sample")
+        parts.append(_table(DIFFERENCE_COLUMNS, difference_rows(report.differences)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(
+        "| " + " | ".join("-" if cell is None else cell.replace("|", r"\|") for cell in line) + " |"
+        for line in lines
+    )
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"

@@ -1,0 +1,82 @@
+"""Right answers, and what is wrong with others."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvfold.evaluation.answers import (
+    contains_one,
+    ends_with_number,
+    find_fault,
+    is_repetitive,
+)
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "right"),
+    [
+        ("1234567", "It is 1,234,567.", True),
+        ("1234567", "It is 12345678.", False),
+        ("Bath, Maine", "He was from bath,  Maine!", True),
+        ("no", "It is not known.", False),
+        ("no", "No.", True),
+        ('Jonny" Craig', "Jonny Craig", True),
+        ('"Now and Then" (1995)', "It was Now and Then (1995), I think", True),
+        ("Virginia", "West Virginian", False),
+        ("Virginia", "", False),
+    ],
+)
+def test_words_and_numbers_are_found_whole(expected: str, answer: str, right: bool) -> None:
+    assert contains_one((expected,), answer) is right
+    assert contains_one(("never said", expected), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("9 * 2 = 18", True),
+        ("The answer is $18.00.", True),
+        ("18 eggs, no: 17", False),
+        ("It is 1,8", False),
+        ("1,018 - 1,000 = 18", True),
+        ("-18", False),
+        ("20-18", True),
+        ("eighteen", False),
+    ],
+)
+def test_the_last_number_counts(answer: str, right: bool) -> None:
+    assert ends_with_number(("18",), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repetitive"),
+    [
+        ([], False),
+        ([5] * 6, False),
+        ([5] * 7, True),
+        ([1, 2, 3, 4] * 3, True),
+        ([1, 2, 3, 4] * 2 + [1, 2, 3], False),
+        ([*range(20), *[1, 2, 3, 4, 5, 6] * 3], True),
+        ([*[1, 2, 3, 4, 5, 6] * 3, *range(20, 40)], False),
+        ([1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 7, 1, 2, 3, 4], True),
+        (list(range(32)), False),
+    ],
+)
+def test_loops_and_repetitions_are_found(tokens: list[int], repetitive: bool) -> None:
+    assert is_repetitive(tokens) is repetitive
+
+
+@pytest.mark.parametrize(
+    ("tokens", "right", "cut", "full_cut", "fault"),
+    [
+        ([7] * 12, True, True, False, None),
+        ([7] * 12, False, True, False, "repetitive"),
+        ([1, 2, 3], False, True, False, "overlength"),
+        ([1, 2, 3], False, True, True, "wrong"),
+        ([1, 2, 3], False, False, False, "wrong"),
+    ],
+)
+def test_faults(
+    tokens: list[int], right: bool, cut: bool, full_cut: bool, fault: str | None
+) -> None:
+    assert find_fault(tokens, is_right=right, is_cut=cut, full_is_cut=full_cut) == fault
