@@ -17,6 +17,7 @@ QUICK = {
     "train": shlex.split(
         "--steps 1 --ranker-texts 1 --length 128 --horizon 8 --rollouts 2 --validation 1"
     ),
+    "eval": shlex.split("--samples 1 --length 160 --tokens 4 --max-new-tokens 4"),
     "bench": shlex.split(
         "--context 64 --batch 1 --rounds 1 --steps 1 --warmup 1 --methods full,tova"
     ),

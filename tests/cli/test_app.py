@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from fnmatch import fnmatch
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +36,12 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "command", [["compare"], ["generate"], ["bench", "decode"], ["bench", "prefill"], ["info"]]
+    "command",
+    [
+        *(["compare"], ["generate"], ["train", "distill"], ["eval"], ["info"]),
+        *(["bench", "decode"], ["bench", "prefill"], ["models", "fetch"]),
+    ],
+    ids=" ".join,
 )
 def test_help_is_not_cut_off(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -61,13 +69,48 @@ def test_main_sets_the_environment_unless_the_user_has(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, os.environ[name])  # so that it is taken back after the test
 
 
-def test_a_measurement_runs_as_a_users_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "is_shared"),
+    [
+        (["bench", "--help"], False),
+        (["--debug", "bench", "--help"], False),
+        (["bench", "decode", "--debug", "--help"], False),
+        (["--help"], True),
+        (["--debug", "info", "--help"], True),
+        (["generate", "bench", "--help"], True),
+    ],
+)
+def test_a_measurement_runs_as_a_users_program_does(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, *, is_shared: bool
+) -> None:
     for name in ENVIRONMENT | SHARED:
         monkeypatch.delenv(name, raising=False)
-    assert main(["bench", "--help"]) == 0
-    assert "OMP_WAIT_POLICY" not in os.environ
+    assert main(arguments) == 0
+    assert ("OMP_WAIT_POLICY" in os.environ) is is_shared
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # so that it is taken back after the test
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, os.environ[name])  # so that it is taken back after the test
+
+
+def outputs() -> dict[str, str]:
+    """The folder that each command writes to unless told otherwise."""
+    found = {}
+    for name in COMMANDS:
+        module = import_module(f"kvfold.cli.{name}")
+        group = module.app.registered_commands if hasattr(module, "app") else []
+        for command in [each.callback for each in group] or [getattr(module, name)]:
+            default = inspect.signature(command).parameters.get("out")
+            if default is not None and default.default:
+                found[f"{name} {command.__name__}"] = str(default.default)
+    return found
+
+
+def test_git_ignores_what_the_commands_write_by_default() -> None:
+    lines = (Path(__file__).parents[2] / ".gitignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line.strip("/") for line in lines if line.startswith("/")]
+    assert {"compare compare", "train distill", "eval eval"} <= set(outputs())
+    for command, folder in outputs().items():
+        assert any(fnmatch(folder, pattern) for pattern in patterns), command
 
 
 def test_a_process_exits_with_the_code() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+import kvfold
 from kvfold.budget import Budget
 from kvfold.cli.app import run
+from kvfold.evaluation.settings import DEFAULT_METHODS
 from tests.tiny_folder import POSITIONS, save_tiny
 
 QUICK = ["--methods", "streaming,tova", "--max-new-tokens", "4", "--length", "300"]
@@ -111,6 +113,16 @@ def test_bad_input_is_one_line_and_code_2(
     assert err.count("\n") == 1
     assert message in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_every_method_but_the_floor_is_compared_by_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(DEFAULT_METHODS) == set(kvfold.methods()) - {"random"}
+    assert DEFAULT_METHODS[:2] == ("full", "distill")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["compare", "--help"]) == 0
+    assert f"default: ({', '.join(DEFAULT_METHODS)})" in capsys.readouterr().out
 
 
 def test_interrupted_leaves_nothing(

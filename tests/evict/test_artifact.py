@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import kvfold
-from kvfold.errors import ArtifactError
+from kvfold.cache import KVCache
+from kvfold.errors import ArtifactError, ConfigError
 from kvfold.evict.artifact import FILE, SHIPPED, PolicyArtifact
 from kvfold.evict.network import PolicyNetwork
-from kvfold.models import shape_facts
-from tests.contract import attached
+from kvfold.evict.train import public_name
+from kvfold.models import DEFAULT_NAME, shape_facts
+from tests.contract import attached, held_positions, teacher_forced
 from tests.tiny import tiny_ids
 
 
@@ -79,10 +82,57 @@ def test_weights_of_other_shapes_or_no_numbers_are_refused(folder: Path):
         PolicyArtifact.from_pretrained(folder)
 
 
-def test_a_name_of_nothing_is_refused(tmp_path: Path):
-    for name in (tmp_path, tmp_path / "none", "none.safetensors", ""):
+@pytest.mark.parametrize(
+    ("name", "value"), [("scale", 0.0), ("scale", -1.0), ("used", -1.0), ("used", 0.5)]
+)
+def test_a_normalisation_that_no_training_gives_is_refused(folder: Path, name: str, value: float):
+    rewrite(folder, weights={name: torch.tensor([1.0, 1.0, value, 1.0, 1.0])})
+    with pytest.raises(ArtifactError, match="scales its features"):
+        PolicyArtifact.from_pretrained(folder)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What the Hub is asked for; it has nothing. The current folder is an empty one."""
+    names: list[str] = []
+
+    def download(name: str, file: str) -> str:
+        names.append(name)
+        raise OSError(f"no {file}")
+
+    monkeypatch.setattr("kvfold.evict.artifact.hf_hub_download", download)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return names
+
+
+def test_what_is_here_or_can_only_be_here_is_not_looked_up_on_the_hub(asked: list[str]):
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first/checkpoint.safetensors").touch()
+    Path("runs/second").symlink_to("nowhere")
+    for name in (
+        *("", ".", "none", "none.safetensors", "runs", "runs/first", "runs/first/", "./first"),
+        *("../first", "~/first", "/first", "a/b/c", "runs/", "runs/second"),
+        *("runs/none.safetensors", Path("runs/first"), Path("owner/name")),
+    ):
         with pytest.raises(ArtifactError, match="there is no policy at"):
             PolicyArtifact.from_pretrained(name)
+    assert asked == []
+
+
+def test_a_name_of_nothing_here_is_looked_up_on_the_hub(asked: list[str]):
+    for name in ("owner/name", "owner-1/policy_v1.5"):
+        with pytest.raises(ArtifactError, match=f"nothing at {name}, and the Hub gave no"):
+            kvfold.make_cache(attached(), "distill", policy=name)
+    assert asked == ["owner/name", "owner-1/policy_v1.5"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"policy": 3}, {"policy": None}, {"policy": b"x"}, {"digest": 3}]
+)
+def test_a_policy_that_is_no_name_is_refused(wrong: dict):
+    with pytest.raises(ConfigError, match=f"distill: {next(iter(wrong))} is .*, give the"):
+        kvfold.make_cache(attached(), "distill", **wrong)
 
 
 def test_a_policy_of_another_model_is_used_with_a_warning(
@@ -101,16 +151,65 @@ def test_a_policy_of_another_model_is_used_with_a_warning(
 def test_the_shipped_policy_is_small_and_of_the_default_model():
     assert SHIPPED.stat().st_size < 2**20
     shipped = PolicyArtifact.from_pretrained(SHIPPED)
-    assert shipped.trained_on == "default"
+    assert shipped.trained_on == DEFAULT_NAME
     assert shipped.record["command"].startswith("kvfold train distill")
     assert shipped.facts["layers"] == 30
 
 
-def test_a_saved_cache_keeps_its_policy(folder: Path, tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder, elsewhere)
-    cache = kvfold.make_cache(attached(), "distill", budget=20, policy=str(elsewhere))
-    kvfold.prefill(attached(), tiny_ids(1, 60), cache)
-    cache.save(tmp_path / "cache.safetensors")
-    read = kvfold.load_cache(tmp_path / "cache.safetensors", attached())
-    assert read.spec.options["policy"] == str(elsewhere)
+def test_a_model_is_named_without_the_folders_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path / "tiny")
+    assert public_name("default") == DEFAULT_NAME
+    assert [public_name(name) for name in (str(tmp_path / "tiny"), "../tiny/", ".")] == ["tiny"] * 3
+    assert public_name("owner/name") == "owner/name"
+
+
+def decoded(policy: str | Path) -> KVCache:
+    """A cache in the midst of the turns of one scoring."""
+    cache = kvfold.make_cache(attached(), "distill", budget=20, every=8, policy=policy)
+    teacher_forced(attached(), cache, tiny_ids(1, 60), tiny_ids(1, 11, seed=1))
+    return cache
+
+
+@pytest.mark.parametrize("again", ["save", "fork"])
+def test_a_cache_goes_on_as_it_would_have(folder: Path, tmp_path: Path, again: str):
+    cache, first, more = decoded(folder), tiny_ids(1, 1, seed=2), tiny_ids(1, 20, seed=3)
+    if again == "save":
+        cache.save(tmp_path / "cache.safetensors")
+        other = kvfold.load_cache(tmp_path / "cache.safetensors", attached())
+    else:
+        other = cache.fork()
+    before = held_positions(cache)
+    assert held_positions(other) == before
+    expected = teacher_forced(attached(), cache, first, more)
+    assert torch.equal(teacher_forced(attached(), other, first, more), expected)
+    assert held_positions(other) == held_positions(cache) != before
+
+
+def test_a_saved_cache_finds_its_policy_from_any_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    shutil.copytree(folder, folder / "named")
+    monkeypatch.chdir(folder)
+    file = str(folder / "named" / FILE)
+    for name in ("named", Path("named"), "./named/", f"named/{FILE}", folder / "named"):
+        monkeypatch.chdir(folder)
+        decoded(name).save(folder / "cache.safetensors")
+        monkeypatch.chdir("/")
+        read = kvfold.load_cache(folder / "cache.safetensors", attached())
+        assert read.spec.options["policy"] == file
+    assert caplog.text == ""
+
+
+def test_a_saved_cache_is_not_continued_by_other_weights_in_silence(
+    folder: Path, caplog: pytest.LogCaptureFixture
+):
+    decoded(folder).save(folder / "cache.safetensors")
+    artifact = PolicyArtifact.from_pretrained(folder)
+    network = PolicyNetwork(generator=torch.Generator().manual_seed(1))
+    replace(artifact, network=network).save_pretrained(folder)
+    assert caplog.text == ""
+    kvfold.load_cache(folder / "cache.safetensors", attached())
+    assert f"the weights at {folder / FILE} are others than those" in caplog.text

@@ -7,8 +7,8 @@ import kvfold
 from kvfold.cache import KVCache
 from kvfold.errors import ConfigError
 from kvfold.evict.rollout import features_of
-from tests.contract import attached, held_positions, left_padded, teacher_forced
-from tests.tiny import tiny_ids
+from tests.contract import assert_close, attached, held_positions, left_padded, teacher_forced
+from tests.tiny import tiny_ids, tiny_model
 
 BUDGET, SINKS, RECENT = 24, 2, 6
 
@@ -79,3 +79,40 @@ def test_scoring_rarely_is_the_same_for_a_row_in_a_batch():
 def test_an_interval_that_cannot_be_is_refused(every: object):
     with pytest.raises(ConfigError, match="every is"):
         distill(every=every)
+
+
+@pytest.mark.parametrize("budget", [0.4, 24], ids=str)
+@pytest.mark.parametrize("kind", ["gemma3", "mistral_window", "qwen3", "smollm3"])
+def test_a_padded_row_equals_a_single_run_in_other_families(kind: str, budget: float | int):
+    model, prompt, follow = attached(kind), tiny_ids(2, 60), tiny_ids(2, 30, seed=1)
+    batch = kvfold.make_cache(model, "distill", budget=budget, every=3)
+    together = teacher_forced(model, batch, prompt, follow, mask=left_padded([60, 31], 60))
+    for row, length in enumerate([60, 31]):
+        single = kvfold.make_cache(model, "distill", budget=budget, every=3)
+        rows = slice(row, row + 1)
+        alone = teacher_forced(model, single, prompt[rows, 60 - length :], follow[rows])
+        assert_close(together[row], alone[0])
+        assert [layer[row] for layer in held_positions(batch)] == [
+            layer[0] for layer in held_positions(single)
+        ]
+    assert bool(batch.own_layers) == (kind != "mistral_window")
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_bfloat16_sees_the_features_of_float32(padded: bool):
+    mask = left_padded([60, 41], 60) if padded else None
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = tiny_model(gain=1.0).to(dtype)
+        kvfold.attach(model)
+        # Nothing goes, so that both hold the same tokens in the same slots.
+        cache = kvfold.make_cache(model, "distill", budget=1000)
+        teacher_forced(model, cache, tiny_ids(2, 60), tiny_ids(2, 20, seed=1), mask=mask)
+        features = features_of(cache.own_layers)
+        assert features.dtype == torch.float32
+        found.append((features, cache.own_layers[0].slots.positions[:, 0]))
+    (exact, positions), (rounded, same) = found
+    assert torch.equal(positions, same)
+    is_token = positions >= 0
+    scale = exact[is_token].abs().amax(0)
+    assert ((rounded - exact)[is_token].abs().amax(0) < 0.05 * scale).all()

@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader of standard output went away.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    wanted = ENVIRONMENT if given[:1] == ["bench"] else ENVIRONMENT | SHARED
+    command = next((argument for argument in given if not argument.startswith("-")), None)
+    wanted = ENVIRONMENT if command == "bench" else ENVIRONMENT | SHARED
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     try:

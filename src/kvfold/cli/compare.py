@@ -59,7 +59,7 @@ MethodsOption = Annotated[
     str | None,
     typer.Option(
         help="Methods, separated by commas; full is always measured.",
-        show_default="full, streaming, h2o, snapkv, tova, knorm",
+        show_default="full, distill, streaming, h2o, snapkv, tova, knorm",
     ),
 ]
 NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]

@@ -38,7 +38,7 @@ def guarded(action: Callable[[], object], arguments: Sequence[str], *, debug: bo
         _forget_output()
         return NO_READER
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; run the command again to start over", debug=debug)
+        _say("interrupted", debug=debug)
         return INTERRUPTED
     except Exception as error:
         code, text = explain(error, arguments)

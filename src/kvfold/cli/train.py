@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import typer
 
 from kvfold.cli.checks import check_model
 from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
+from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
 from kvfold.errors import ConfigError
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Learn what a method needs, for a model of your own.", no_args_is_help=True)
 
-OutOption = Annotated[Path, typer.Option(help="Folder of checkpoint, policy and picture.")]
+OutOption = Annotated[
+    str, typer.Option(help="Folder of checkpoint, policy and picture.", metavar="DIR")
+]
 TextsOption = Annotated[
     str,
     typer.Option(
@@ -66,7 +70,7 @@ def _train() -> None:
 @app.command()
 def distill(
     model: ModelOption = "default",
-    out: OutOption = Path("distill-policy"),
+    out: OutOption = "distill-policy",
     texts: TextsOption = "default",
     steps: StepsOption = 300,
     ranker_texts: RankerOption = 48,
@@ -96,14 +100,21 @@ def distill(
     An interrupted run goes on with --resume.
     """
     check_model(model, dtype)
+    folder = _folder(out)
     settings, method = _settings(locals())
     if length <= horizon + sinks + recent:
         raise ConfigError(
             f"excerpts of {length} tokens leave no prompt before {horizon} scored ones: give a "
             "greater --length or a smaller --horizon"
         )
-    where = _Place(model, dtype, device, out, resume)
-    _show(_run(where, listed(texts), length, settings, method), json_output=json_output)
+    where = _Place(model, dtype, device, folder, resume)
+    where.check()
+    try:
+        trained = _run(where, listed(texts), length, settings, method)
+    except KeyboardInterrupt:
+        where.say_how_to_go_on()
+        raise
+    _show(trained, json_output=json_output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +127,29 @@ class _Place:
     out: Path
     resume: bool
 
+    def check(self) -> None:
+        """Refuse a folder that holds another run, or none to resume."""
+        from kvfold.training.checkpoint import find_checkpoint
+
+        find_checkpoint(self.out, resume=self.resume)
+
+    def say_how_to_go_on(self) -> None:
+        """Say what an interrupted run left behind."""
+        from kvfold.training.checkpoint import CHECKPOINT
+
+        if (self.out / CHECKPOINT).exists():
+            note(f"{self.out} holds the run so far: the same command with --resume goes on with it")
+
+
+def _folder(out: str) -> Path:
+    # One process checks: those of `accelerate launch` would meet in the folder tried and removed.
+    return output_folder(out) if os.environ.get("RANK", "0") == "0" else Path(out)
+
 
 def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettings]:
     """The options as settings, checked."""
     from kvfold.evict.learner import DistillSettings
+    from kvfold.evict.network import check_features
     from kvfold.training import TrainingSettings
 
     own = {field.name for field in fields(DistillSettings)} & set(given)
@@ -140,6 +170,7 @@ def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettin
     settings.check()
     distill = DistillSettings(**method)
     distill.check()
+    check_features(distill.features)
     return settings, distill
 
 
@@ -198,8 +229,10 @@ def _law(text: str) -> str:
 
 def _line(at: Progress) -> str:
     """One line on where a run stands."""
-    shown = ("reward", "kl", "entropy")
+    shown = ("kl", "entropy")
     parts = [f"{name} {at.metrics[name]:.3g}" for name in shown if name in at.metrics]
+    if "tokens_per_second" in at.metrics:
+        parts.append(f"{at.metrics['tokens_per_second']:.0f} tokens/s")
     if at.validation:
         parts.append(f"validation kl {at.validation['kl']:.3f}")
     left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
@@ -209,7 +242,7 @@ def _line(at: Progress) -> str:
 def _show(trained: TrainedPolicy, *, json_output: bool) -> None:
     record = trained.artifact.record
     if json_output:
-        print_json({"policy": str(trained.policy), "curve": str(trained.curve), **record})
+        print_json({"policy": str(trained.policy), "picture": str(trained.curve), **record})
         return
     best = record["best_metrics"]
     assert isinstance(best, dict)
@@ -224,4 +257,19 @@ def _show(trained: TrainedPolicy, *, json_output: bool) -> None:
             title="Trained policy",
         )
     )
-    note(f'use it: kvfold.make_cache(model, "distill", policy="{trained.policy.parent}")')
+    note(f"use it: kvfold.make_cache(model, {_arguments(trained)})")
+
+
+def _arguments(trained: TrainedPolicy) -> str:
+    """What `make_cache` is given to use a policy as it was trained."""
+    from kvfold.evict.build import RECENT, SINKS
+
+    identity = trained.artifact.record["identity"]
+    assert isinstance(identity, dict)
+    settings = identity["settings"]
+    changed = [
+        f"{name}={settings[name]}"
+        for name, default in (("sinks", SINKS), ("recent", RECENT))
+        if settings[name] != default
+    ]
+    return ", ".join(['"distill"', f'policy="{trained.policy.parent}"', *changed])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,8 @@ FILE = "distill.safetensors"
 SHIPPED = Path(__file__).parent / "shipped" / FILE
 """The policy that comes with the package, trained on the default model."""
 
+_REPOSITORY = re.compile(r"(?!.*\.safetensors$)[\w-][\w.-]*/[\w-][\w.-]*")
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyArtifact:
@@ -37,6 +42,13 @@ class PolicyArtifact:
     """The model's shapes, as `kvfold.models.shape_facts` gives them."""
     record: dict[str, object]
     """How it was trained: settings, data hashes, versions, seed, curve."""
+
+    def digest(self) -> str:
+        """SHA-256 of the weights."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.network.state_dict().items()):
+            digest.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the policy into a folder, whole or not at all.
@@ -75,11 +87,11 @@ class PolicyArtifact:
         Raises:
             ArtifactError: When there is none, or it is damaged, of another format or kind.
         """
-        path = _find(name)
+        path = _fetch(name)
         header, weights = _read(path)
         _check_header(path, header)
         try:
-            network = PolicyNetwork()
+            network = PolicyNetwork(generator=torch.Generator())
             network.load_state_dict(weights)
             facts, record = dict(header["facts"]), dict(header["record"])
             trained_on = str(header["trained_on"])
@@ -89,25 +101,45 @@ class PolicyArtifact:
             ) from error
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
             raise ArtifactError(f"{path} holds weights that are not numbers: train it again")
+        if not (network.scale > 0).all() or not ((network.used == 0) | (network.used == 1)).all():
+            raise ArtifactError(
+                f"{path} scales its features by numbers that no training gives: train it again"
+            )
         return cls(network.eval().requires_grad_(False), trained_on, facts, record)
 
 
-def _find(name: str | Path) -> Path:
-    path = Path(name)
-    if path.is_dir():
-        path = path / FILE
-    if path.is_file():
-        return path
-    if isinstance(name, Path) or name.count("/") != 1 or path.is_absolute():
+def locate(name: str | Path) -> str:
+    """What a policy's name stands for, wherever the process may go.
+
+    Args:
+        name: A file, a folder that holds one, or a Hub repository.
+
+    Returns:
+        The file with its whole path; a name of nothing on this machine, if the Hub may know it.
+
+    Raises:
+        ArtifactError: When the name is of something else, or of nothing.
+    """
+    file = os.path.join(name, FILE) if os.path.isdir(name) else os.fspath(name)
+    if os.path.isfile(file):
+        return os.path.abspath(file)
+    if isinstance(name, Path) or os.path.lexists(name) or not _REPOSITORY.fullmatch(name):
         raise ArtifactError(
             f"there is no policy at {name}: give a file or folder that `kvfold train distill` "
-            "wrote, or a Hub repository such as owner/name"
+            "wrote to its end, or a Hub repository such as owner/name"
         )
+    return name
+
+
+def _fetch(name: str | Path) -> Path:
+    found = locate(name)
+    if os.path.isabs(found):
+        return Path(found)
     try:
-        return Path(hf_hub_download(name, FILE))
+        return Path(hf_hub_download(found, FILE))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ArtifactError(
-            f"there is no folder {name}, and the Hub gave no {FILE} of that name: check it"
+            f"there is nothing at {name}, and the Hub gave no {FILE} of that name: check it"
         ) from error
 
 

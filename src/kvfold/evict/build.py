@@ -65,7 +65,7 @@ def build_cache(
         _log.warning(
             "%s has no full-attention layer: %s has nothing to evict", type(model).__name__, method
         )
-    spec = CacheSpec(method, str(budget), eviction.scope, dict(options))
+    spec = CacheSpec(method, str(budget), eviction.scope, options | _settled(policy, options))
     if not policy.evicts or budget.is_everything:
         return KVCache(model, spec, CacheLayer)
     coordinator = TokenScope() if eviction.scope == "token" else None
@@ -83,6 +83,16 @@ def _policy(method: str, options: dict[str, object]) -> Policy:
         allowed = ", ".join(sorted(own | set(_COMMON)))
         raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
     return kind(**{name: value for name, value in options.items() if name in own})
+
+
+def _settled(policy: Policy, options: dict[str, object]) -> dict[str, object]:
+    """The options given, and those that the policy found, as the policy has them."""
+    found = {field.name: (getattr(policy, field.name), field.default) for field in fields(policy)}
+    return {
+        name: value
+        for name, (value, default) in found.items()
+        if name in options or value != default
+    }
 
 
 def _scope(method: str, policy: Policy, scope: object) -> Scope:

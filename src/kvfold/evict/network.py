@@ -30,41 +30,32 @@ class PolicyNetwork(nn.Module):
         self,
         *,
         features: tuple[str, ...] = FEATURES,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator,
     ) -> None:
         """Start with small random weights and no normalisation.
 
         Args:
             features: The ones it may look at; the others are zero to it.
-            generator: Of the weights.
+            generator: Draws the weights; the global one is left alone.
 
         Raises:
             ConfigError: For a feature that there is not, or none.
         """
         super().__init__()
-        unknown = sorted(set(features) - set(FEATURES))
-        if unknown or not features:
-            raise ConfigError(
-                f"features {', '.join(unknown) or 'are missing'}: choose from {', '.join(FEATURES)}"
-            )
+        check_features(features)
         self.register_buffer("mean", torch.zeros(len(FEATURES)))
         self.register_buffer("scale", torch.ones(len(FEATURES)))
         used = torch.tensor([float(name in features) for name in FEATURES])
         self.register_buffer("used", used)
         self.layers = nn.Sequential(
-            nn.Linear(len(FEATURES), HIDDEN),
+            _linear(len(FEATURES), HIDDEN, generator),
             nn.LayerNorm(HIDDEN),
             nn.ReLU(),
-            nn.Linear(HIDDEN, HIDDEN),
+            _linear(HIDDEN, HIDDEN, generator),
             nn.LayerNorm(HIDDEN),
             nn.ReLU(),
-            nn.Linear(HIDDEN, 1),
+            _linear(HIDDEN, 1, generator),
         )
-        for module in self.layers:
-            if isinstance(module, nn.Linear):
-                bound = module.in_features**-0.5
-                nn.init.uniform_(module.weight, -bound, bound, generator=generator)
-                nn.init.zeros_(module.bias)
 
     def forward(self, features: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
         """Score tokens.
@@ -99,3 +90,25 @@ class PolicyNetwork(nn.Module):
         """Set mean and scale from a sample of compressed inputs, `[N, 5]`."""
         self.mean.copy_(inputs.mean(0))
         self.scale.copy_(inputs.std(0).clamp_min(1e-3))
+
+
+def check_features(features: tuple[str, ...]) -> None:
+    """Refuse what a network cannot look at.
+
+    Raises:
+        ConfigError: For a feature that there is not, or none.
+    """
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown or not features:
+        raise ConfigError(
+            f"features {', '.join(unknown) or 'are missing'}: choose from {', '.join(FEATURES)}"
+        )
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    # Plain nn.Linear would first draw weights from the global generator.
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    assert isinstance(layer, nn.Linear)
+    nn.init.uniform_(layer.weight, -(inputs**-0.5), inputs**-0.5, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer

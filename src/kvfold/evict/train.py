@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from kvfold.evict.artifact import PolicyArtifact
 from kvfold.evict.learner import DistillSettings, PolicyLearner
-from kvfold.models import shape_facts
+from kvfold.models import DEFAULT_NAME, shape_facts
 from kvfold.training import Corpus, Progress, TrainingSettings, plot_curve, train
 from kvfold.training.checkpoint import find_checkpoint
 
@@ -53,10 +53,11 @@ def train_policy(
         folder: Where the checkpoint, the policy and the picture go.
         settings: Of the loop.
         distill: Of the method.
-        name: What the model was loaded by.
+        name: What the model was loaded by; of a folder the last part is recorded.
         command: What trains this again, for the record.
         resume: Go on with the folder's checkpoint.
-        on_progress: Told about every step.
+        on_progress: Told about every step, with its `tokens_per_second` among the metrics: the
+            continuation tokens of all rollouts.
         on_preparation: Told what is done before the first step, and the share of it.
         accelerator: Of several processes that train together.
 
@@ -71,10 +72,28 @@ def train_policy(
     learner = PolicyLearner(model, corpus, distill or DistillSettings(), seed=settings.seed)
     if find_checkpoint(Path(folder), resume=resume) is None:
         learner.prepare(on_preparation)
-    how = {"resume": resume, "on_progress": on_progress, "accelerator": accelerator}
+    report = on_progress and _with_speed(learner, on_progress)
+    how = {"resume": resume, "on_progress": report, "accelerator": accelerator}
     record = train(learner, settings, folder, **how)
     facts, told = shape_facts(model), {"command": command, **record.to_dict()}
-    artifact = PolicyArtifact(learner.module, name, facts, told)
+    artifact = PolicyArtifact(learner.module, public_name(name), facts, told)
     curve = Path(folder) / CURVE
     plot_curve(record, curve)
     return TrainedPolicy(artifact, artifact.save_pretrained(folder), curve)
+
+
+def _with_speed(
+    learner: PolicyLearner, on_progress: Callable[[Progress], None]
+) -> Callable[[Progress], None]:
+    def report(at: Progress) -> None:
+        speed = {"tokens_per_second": learner.tokens_per_second} if at.metrics else {}
+        on_progress(replace(at, metrics=at.metrics | speed))
+
+    return report
+
+
+def public_name(name: str) -> str:
+    """A model's name as others may read it: without the folders of this machine."""
+    if name == "default":
+        return DEFAULT_NAME
+    return Path(name).resolve().name if Path(name).is_dir() else name

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from kvfold.cache.slots import Slots
-from kvfold.evict.artifact import SHIPPED, PolicyArtifact
+from kvfold.errors import ConfigError
+from kvfold.evict.artifact import SHIPPED, PolicyArtifact, locate
 from kvfold.evict.features import attention_statistics, feature_matrix, value_norms
 from kvfold.evict.options import whole_number
 from kvfold.evict.policy import (
@@ -75,8 +77,10 @@ class FeaturePolicy(Policy):
 class Distill(FeaturePolicy):
     """The tokens that a trained network scores highest."""
 
-    policy: str = str(SHIPPED)
+    policy: str | Path = str(SHIPPED)
     """A file, folder or Hub repository of a trained policy; the shipped one by default."""
+    digest: str | None = None
+    """SHA-256 of the weights, to be warned of others; a saved cache has that of its policy."""
     every: int = 8
     """Generated tokens for which one scoring serves."""
 
@@ -85,7 +89,16 @@ class Distill(FeaturePolicy):
     def __post_init__(self) -> None:
         """Check the options, and read the policy."""
         whole_number("distill", "every", self.every, least=1)
-        _ = self.artifact
+        if not isinstance(self.policy, str | Path):
+            raise ConfigError(
+                f"distill: policy is {self.policy!r}, give the name of a file, folder or Hub "
+                "repository"
+            )
+        if not isinstance(self.digest, str | None):
+            raise ConfigError(f"distill: digest is {self.digest!r}, give the SHA-256 as a string")
+        # As a saved cache has to know them: by a name that holds everywhere, with its weights.
+        object.__setattr__(self, "policy", locate(self.policy))
+        object.__setattr__(self, "digest", self.digest or self.artifact.digest())
 
     @cached_property
     def artifact(self) -> PolicyArtifact:
@@ -98,7 +111,12 @@ class Distill(FeaturePolicy):
         return self.every
 
     def concern(self, model: PreTrainedModel) -> str | None:
-        """The model it was trained on, when this one has other shapes."""
+        """That its weights are not the expected ones, or its model was one of other shapes."""
+        if self.digest != self.artifact.digest():
+            return (
+                f"the weights at {self.policy} are others than those the cache was made with: what "
+                "goes from now on is chosen by the new ones"
+            )
         if self.artifact.facts == shape_facts(model):
             return None
         return (
