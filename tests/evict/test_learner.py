@@ -260,6 +260,25 @@ def test_settings_that_cannot_be_trained_with_are_refused(wrong: dict):
         PolicyLearner(attached(), TinyCorpus(), DistillSettings(**wrong))
 
 
+def test_processes_learn_from_texts_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    excerpt = TinyCorpus.excerpt
+
+    def watched(self: TinyCorpus, index: int, split: str) -> Excerpt:
+        asked.append(index)
+        return excerpt(self, index, split)
+
+    learners = [
+        PolicyLearner(attached(), TinyCorpus(), SMALL, process=process, processes=2)
+        for process in (0, 1)
+    ]
+    monkeypatch.setattr(TinyCorpus, "excerpt", watched)
+    for index in range(2):
+        for learner in learners:
+            learner.step(index, torch.Generator().manual_seed(0))
+    assert asked == [0, 1, 2, 3]
+
+
 def test_a_model_with_nothing_to_evict_is_refused():
     with pytest.raises(UnsupportedModelError, match="no full-attention layer"):
         PolicyLearner(attached("mistral_window"), TinyCorpus(), SMALL)

@@ -114,7 +114,8 @@ def distill(
     except KeyboardInterrupt:
         where.say_how_to_go_on()
         raise
-    _show(trained, json_output=json_output)
+    if _is_main():
+        _show(trained, json_output=json_output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,12 @@ class _Place:
 
 def _folder(out: str) -> Path:
     # One process checks: those of `accelerate launch` would meet in the folder tried and removed.
-    return output_folder(out) if os.environ.get("RANK", "0") == "0" else Path(out)
+    return output_folder(out) if _is_main() else Path(out)
+
+
+def _is_main() -> bool:
+    """Whether this is the only process, or the first of those of `accelerate launch`."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettings]:

@@ -104,7 +104,14 @@ class PolicyLearner:
     criterion = "kl"
 
     def __init__(
-        self, model: PreTrainedModel, corpus: Corpus, settings: DistillSettings, *, seed: int = 0
+        self,
+        model: PreTrainedModel,
+        corpus: Corpus,
+        settings: DistillSettings,
+        *,
+        seed: int = 0,
+        process: int = 0,
+        processes: int = 1,
     ) -> None:
         """Start with random weights, normalised to the features of some training texts.
 
@@ -113,6 +120,10 @@ class PolicyLearner:
             corpus: Excerpts of prompt and continuation.
             settings: How.
             seed: Of the weights.
+            process: Which of several processes that train together this is, from 0. Each learns
+                from texts of its own and keeps its own running statistics, so that a resumed run
+                is the uninterrupted one exactly with one process only.
+            processes: How many there are.
 
         Raises:
             ConfigError: When a value is out of its range.
@@ -124,6 +135,7 @@ class PolicyLearner:
                 f"{type(model).__name__} has no full-attention layer: there is nothing to prune"
             )
         self.model, self.corpus, self.settings = model, corpus, settings
+        self._process, self._processes = process, processes
         self._generator = torch.Generator().manual_seed(seed)
         self._network = PolicyNetwork(features=settings.features, generator=self._generator)
         self._network.to(model.device)
@@ -179,7 +191,7 @@ class PolicyLearner:
     def step(self, index: int, generator: torch.Generator) -> StepOutcome:
         """Roll out one excerpt under every budget."""
         started = time.monotonic()
-        text = self._text("train", index)
+        text = self._text("train", index * self._processes + self._process)
         losses, metrics, tokens = [], [], 0
         for share in self.settings.budgets:
             rollout = text.roll_out(
@@ -241,7 +253,6 @@ class PolicyLearner:
         else:
             others = self._running[0].to(returns) / (1 - 0.99 ** self._running[2]).clamp_min(_TINY)
         advantages = returns - others
-        # One running mean for several processes would need them to agree; each keeps its own.
         new = torch.stack([returns.mean(), advantages.square().mean()]).cpu()
         self._running[:2].lerp_(new, 0.01)
         self._running[2] += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from kvfold.evict.artifact import PolicyArtifact
+from kvfold.evict.artifact import FILE, PolicyArtifact
 from kvfold.evict.learner import DistillSettings, PolicyLearner
 from kvfold.models import DEFAULT_NAME, shape_facts
 from kvfold.training import Corpus, Progress, TrainingSettings, plot_curve, train
@@ -59,7 +59,7 @@ def train_policy(
         on_progress: Told about every step, with its `tokens_per_second` among the metrics: the
             continuation tokens of all rollouts.
         on_preparation: Told what is done before the first step, and the share of it.
-        accelerator: Of several processes that train together.
+        accelerator: Of several processes that train together; the main one writes.
 
     Returns:
         The policy that did best on the held-out excerpts.
@@ -69,22 +69,40 @@ def train_policy(
         ArtifactError: When the checkpoint is damaged, or a file cannot be written.
         KVFoldError: When a loss is no number.
     """
-    learner = PolicyLearner(model, corpus, distill or DistillSettings(), seed=settings.seed)
+    learner = _learner(model, corpus, distill, settings.seed, accelerator)
     if find_checkpoint(Path(folder), resume=resume) is None:
         learner.prepare(on_preparation)
-    report = on_progress and _with_speed(learner, on_progress)
-    how = {"resume": resume, "on_progress": report, "accelerator": accelerator}
-    record = train(learner, settings, folder, **how)
+    how = {"resume": resume, "on_progress": _with_speed(learner, on_progress)}
+    record = train(learner, settings, folder, accelerator=accelerator, **how)
     facts, told = shape_facts(model), {"command": command, **record.to_dict()}
     artifact = PolicyArtifact(learner.module, public_name(name), facts, told)
-    curve = Path(folder) / CURVE
-    plot_curve(record, curve)
-    return TrainedPolicy(artifact, artifact.save_pretrained(folder), curve)
+    if accelerator is None or accelerator.is_main_process:
+        plot_curve(record, Path(folder) / CURVE)
+        artifact.save_pretrained(folder)
+    return TrainedPolicy(artifact, Path(folder) / FILE, Path(folder) / CURVE)
+
+
+def _learner(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    distill: DistillSettings | None,
+    seed: int,
+    accelerator: Accelerator | None,
+) -> PolicyLearner:
+    share = (
+        {}
+        if accelerator is None
+        else {"process": accelerator.process_index, "processes": accelerator.num_processes}
+    )
+    return PolicyLearner(model, corpus, distill or DistillSettings(), seed=seed, **share)
 
 
 def _with_speed(
-    learner: PolicyLearner, on_progress: Callable[[Progress], None]
-) -> Callable[[Progress], None]:
+    learner: PolicyLearner, on_progress: Callable[[Progress], None] | None
+) -> Callable[[Progress], None] | None:
+    if on_progress is None:
+        return None
+
     def report(at: Progress) -> None:
         speed = {"tokens_per_second": learner.tokens_per_second} if at.metrics else {}
         on_progress(replace(at, metrics=at.metrics | speed))
