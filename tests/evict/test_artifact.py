@@ -20,6 +20,8 @@ from kvfold.models import DEFAULT_NAME, shape_facts
 from tests.contract import attached, held_positions, teacher_forced
 from tests.tiny import tiny_ids
 
+README = Path(__file__).parents[2] / "README.md"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -152,8 +154,9 @@ def test_the_shipped_policy_is_small_and_of_the_default_model():
     assert SHIPPED.stat().st_size < 2**20
     shipped = PolicyArtifact.from_pretrained(SHIPPED)
     assert shipped.trained_on == DEFAULT_NAME
-    assert shipped.record["command"].startswith("kvfold train distill")
     assert shipped.facts["layers"] == 30
+    assert f"`{shipped.record['command']}`" in README.read_text(encoding="utf-8")
+    assert "dirty" not in shipped.record["environment"]["commit"]
 
 
 def test_a_model_is_named_without_the_folders_of_this_machine(
