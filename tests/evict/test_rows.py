@@ -83,6 +83,22 @@ def test_a_short_second_turn_under_a_ratio(method: str, scope: str):
         assert_close(together[row], teacher_forced(model, single, second[rows], follow[rows])[0])
 
 
+@pytest.mark.parametrize(("method", "scope"), EVICTING)
+def test_a_padded_prompt_in_chunks(method: str, scope: str):
+    model, prompt, follow = attached(), tiny_ids(2, 60), tiny_ids(2, 10, seed=1)
+    batch = kvfold.make_cache(model, method, budget=16, scope=scope)
+    mask = left_padded([60, 25], 60)
+    together = teacher_forced(model, batch, prompt, follow, mask=mask, chunk_size=30)
+    # The short row's own chunks, as the batch cuts them: none of it is in the first.
+    for row, length in enumerate([60, 25]):
+        single = kvfold.make_cache(model, method, budget=16, scope=scope)
+        rows = slice(row, row + 1)
+        alone = teacher_forced(
+            model, single, prompt[rows, 60 - length :], follow[rows], chunk_size=30
+        )
+        assert_close(together[row], alone[0])
+
+
 def test_what_stands_in_empty_slots_does_not_matter(monkeypatch: pytest.MonkeyPatch):
     new_empty = torch.Tensor.new_empty
 

@@ -44,3 +44,12 @@ def test_equals_the_loop(kernel: int, shared: bool):
 def test_fewer_tokens_than_the_kernel():
     actual = pool_in_time(torch.tensor([[[3.0]]]), torch.tensor([[[7]]]), 5)
     torch.testing.assert_close(actual, torch.tensor([[[3.0]]]))
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_slots_in_order_need_no_sorting(kernel: int):
+    generator = torch.Generator().manual_seed(kernel)
+    scores, positions = torch.rand(2, 2, 20, generator=generator), torch.arange(20) * 3
+    positions = positions.expand(2, 1, 20)
+    expected = pool_in_time(scores, positions, kernel)
+    assert torch.equal(pool_in_time(scores, positions, kernel, in_order=True), expected)

@@ -195,6 +195,8 @@ class CacheLayer(CacheLayerMixin):
             positions = self.lengths[:, None] + tokens.cumsum(-1) - 1
             positions = positions.masked_fill(~tokens, EMPTY)
             self.lengths = self.lengths + tokens.sum(-1)
+            # Empty slots may stand between tokens.
+            self.slots.in_order = False
         self.slots.place(self._inserted, positions)
         return positions
 

@@ -43,6 +43,8 @@ class Slots:
         self.common = common
         self.fields = (*fields, *common)
         self.length = 0
+        self.in_order = True
+        """Whether the tokens stand in the order of their positions, as far as is known."""
         self._tensors: dict[str, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -175,6 +177,7 @@ class Slots:
             self._tensors["values"][:, :, where] = values
             self.clear(where)
             return
+        self.in_order = False
         heads = where.expand(-1, keys.shape[1], -1)
         for name, new in (("keys", keys), ("values", values)):
             self._tensors[name].scatter_(2, heads[..., None].expand_as(new), new)
@@ -209,10 +212,10 @@ class Slots:
             self._tensors[name].scatter_(2, where.expand_as(numbers), numbers.float())
 
     def keep(self, indices: torch.Tensor, held: torch.Tensor) -> None:
-        """Keep some slots, in the order given, and free the memory of the others.
+        """Keep some slots and free the memory of the others.
 
         Args:
-            indices: Slots, `[B, P, K]`.
+            indices: Slots in the order of their positions, `[B, P, K]`.
             held: False where a row keeps fewer, `[B, P, K]`.
         """
         for name, tensor in self._tensors.items():
@@ -221,7 +224,7 @@ class Slots:
                 where = where[..., None].expand(-1, -1, -1, tensor.shape[3])
             self._tensors[name] = tensor.gather(2, where)
         self._tensors["positions"].masked_fill_(~held, EMPTY)
-        self.length = indices.shape[2]
+        self.length, self.in_order = indices.shape[2], True
 
     def truncate(self, length: int) -> None:
         """Forget all slots from `length` on."""
@@ -240,7 +243,7 @@ class Slots:
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take the tensors of `state` back."""
         self._tensors = dict(tensors)
-        self.length = tensors["keys"].shape[2]
+        self.length, self.in_order = tensors["keys"].shape[2], False
 
 
 def _resized(

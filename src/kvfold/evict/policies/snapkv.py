@@ -49,7 +49,7 @@ class SnapKV(Policy):
         """Move the mean over the window on by the new queries."""
         mean = seen.mean_mass()
         if seen.probabilities.shape[3] > 1:
-            mean = pool_in_time(mean, slots.positions, self.kernel)
+            mean = pool_in_time(mean, slots.positions, self.kernel, in_order=slots.in_order)
         weight = (seen.queries / self.queries).clamp(max=1).view(-1, 1, 1)
         slots.field("mass").lerp_(mean, weight)
 
