@@ -137,3 +137,16 @@ def test_sinks_take_weight_as_one_more_key_without_value(
         query, key, value, scoring, lambda start, end: visible[:, :, start:end], causal=True
     )
     assert_rms(actual, weights @ values, 1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_causal_probabilities_equal_those_of_the_mask(softcap: float | None):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 5, 8, generator=generator)
+    key = torch.randn(2, 2, 11, 8, generator=generator)
+    scoring = Scoring(0.3, softcap=softcap)
+    visible = torch.ones(5, 11, dtype=torch.bool).tril(6)[None, None]
+    expected = attention_probabilities(query, key, scoring, visible=visible)
+    actual = attention_probabilities(query, key, scoring, causal=True)
+    assert torch.equal(actual, expected)
+    assert actual[:, :, :, 0, -4:].abs().max() == 0

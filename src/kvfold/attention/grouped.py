@@ -41,6 +41,7 @@ def attention_probabilities(
     scoring: Scoring,
     *,
     visible: torch.Tensor | None = None,
+    causal: bool = False,
 ) -> torch.Tensor:
     """Softmax over the keys, in float32.
 
@@ -49,6 +50,8 @@ def attention_probabilities(
         key: `[B, G, T, D]`, H a multiple of G.
         scoring: How scores are made.
         visible: Boolean mask `[B, P, Q, T]`, P = G or 1, B broadcasting; all keys without it.
+        causal: Whether the newest Q keys are the queries' own, in order, and hidden from older
+            queries; all other keys are seen.
 
     Returns:
         Probabilities `[B, G, H/G, Q, T]`.
@@ -63,6 +66,9 @@ def attention_probabilities(
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if visible is not None:
         scores = scores.masked_fill(~visible.unsqueeze(2), torch.finfo(scores.dtype).min)
+    if causal:
+        newer = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu_(1)
+        scores[..., -queries:].masked_fill_(newer, torch.finfo(scores.dtype).min)
     if scoring.sinks is None:
         return torch.softmax(scores, dim=-1)
     extra = scoring.sinks.float().view(1, groups, repeats, 1, 1).expand(*scores.shape[:-1], 1)

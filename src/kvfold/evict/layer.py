@@ -221,11 +221,13 @@ class EvictingLayer(CacheLayer):
         window = min(self.eviction.policy.window, forward.query.shape[2])
         if window == 0:
             return
-        last = forward.positions[:, -window:]
-        seen = forward.mask.visible(self.slots.positions, last)
-        query = forward.query[:, :, -window:]
-        keys = self.slots.keys
-        probabilities = attention_probabilities(query, keys, forward.scoring, visible=seen)
+        last, query = forward.positions[:, -window:], forward.query[:, :, -window:]
+        keys, scoring = self.slots.keys, forward.scoring
+        if self._all_visible(forward.mask):
+            probabilities = attention_probabilities(query, keys, scoring, causal=True)
+        else:
+            seen = forward.mask.visible(self.slots.positions, last)
+            probabilities = attention_probabilities(query, keys, scoring, visible=seen)
         self._observe(probabilities, last)
 
     @property
