@@ -11,7 +11,17 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "kvfold"
 
 RANKS = (
-    ("errors", "version", "budget", "registry", "artifacts", "environment", "home", "text"),
+    (
+        "errors",
+        "version",
+        "budget",
+        "registry",
+        "artifacts",
+        "tensorfile",
+        "environment",
+        "home",
+        "text",
+    ),
     ("ops",),
     ("models",),
     ("attention",),

@@ -164,7 +164,7 @@ def test_an_interrupted_save_leaves_the_old_file(
         Path(name).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("kvfold.cache.storage.save_file", fails)
+    monkeypatch.setattr("kvfold.tensorfile.save_file", fails)
     with pytest.raises((ArtifactError, KeyboardInterrupt)):
         held.save(path)
     assert [item.name for item in tmp_path.iterdir()] == ["cache"]

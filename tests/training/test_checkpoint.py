@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvfold import tensorfile
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.training import CHECKPOINT, Checkpoint, read_checkpoint
 from kvfold.training import checkpoint as storage
@@ -101,7 +102,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ArtifactError, match="not a checkpoint of kvfold"):
             read_checkpoint(path)
     for record in ("[1]", "{}", '{"format": 1}', "x"):
-        digest = storage._digest(record, {})
+        digest = tensorfile.digest_of(record, {})
         save_file({}, path, {"kvfold": record, "sha256": digest})
         with pytest.raises(ArtifactError, match="not a checkpoint of kvfold"):
             read_checkpoint(path)
@@ -126,7 +127,7 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(
         name.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(storage, "save_file", fails)
+    monkeypatch.setattr(tensorfile, "save_file", fails)
     with pytest.raises((ArtifactError, KeyboardInterrupt)):
         write_checkpoint(some_checkpoint(), path.parent)
     assert {item.name: item.read_bytes() for item in path.parent.iterdir()} == {CHECKPOINT: before}

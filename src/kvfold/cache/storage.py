@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,16 +9,15 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from kvfold.artifacts import write_whole
 from kvfold.attention import require_attached
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
 from kvfold.errors import ArtifactError
 from kvfold.models import fingerprint
+from kvfold.tensorfile import digest_of, write_tensors
 
 FORMAT = 1
 """Version of the file format."""
@@ -44,32 +42,12 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
         "layers": [_facts(layer) for layer in cache.layers],
     }
     tensors = {
-        f"{index}.{name}": tensor.contiguous()
+        f"{index}.{name}": tensor
         for index, layer in enumerate(cache.layers)
         for name, tensor in _tensors(layer).items()
     }
     text = json.dumps(record)
-    _write(tensors, {"kvfold": text, "sha256": _digest(text, tensors)}, Path(path))
-
-
-def _digest(record: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Over the record and every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256(record.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        raw = tensor.cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy().data)
-    return digest.hexdigest()
-
-
-def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
-    def save(temporary: Path) -> None:
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-
-    write_whole(path, save)
+    write_tensors(Path(path), tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
 
 
 def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCache:
@@ -119,7 +97,7 @@ def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != _digest(metadata["kvfold"], tensors):
+        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
             raise ValueError("its checksum does not match")
         return json.loads(metadata["kvfold"]), tensors
     except FileNotFoundError as error:

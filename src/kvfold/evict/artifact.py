@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,12 +12,12 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError
 from kvfold.evict.features import FEATURES
 from kvfold.evict.network import PolicyNetwork
+from kvfold.tensorfile import digest_of, write_tensors
 
 FORMAT = 1
 """Version of the file format."""
@@ -45,10 +44,7 @@ class PolicyArtifact:
 
     def digest(self) -> str:
         """SHA-256 of the weights."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.network.state_dict().items()):
-            digest.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of("", self.network.state_dict())
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the policy into a folder, whole or not at all.
@@ -68,14 +64,10 @@ class PolicyArtifact:
             "record": finite(self.record),
         }
 
-        def save(temporary: Path) -> None:
-            tensors = {name: t.contiguous() for name, t in self.network.state_dict().items()}
-            try:
-                save_file(tensors, temporary, metadata={"kvfold": json.dumps(header)})
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
-
-        return write_files(Path(folder), {FILE: save})[0]
+        path = Path(folder) / FILE
+        write_files(path.parent, {})
+        write_tensors(path, self.network.state_dict(), {"kvfold": json.dumps(header)})
+        return path
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> PolicyArtifact:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import reprlib
 from collections.abc import Mapping
@@ -12,10 +11,9 @@ from typing import TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from kvfold.artifacts import write_whole
 from kvfold.errors import ArtifactError, ConfigError
+from kvfold.tensorfile import digest_of, write_tensors
 from kvfold.version import __version__
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -97,19 +95,12 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
     record = {"format": FORMAT} | {name: getattr(checkpoint, name) for name in _FACTS}
     text = json.dumps(record, allow_nan=False)
     tensors = {
-        f"{group}.{name}": tensor.contiguous()
+        f"{group}.{name}": tensor
         for group in _GROUPS
         for name, tensor in getattr(checkpoint, group).items()
     }
-    metadata = {"kvfold": text, "sha256": _digest(text, tensors)}
-
-    def save(temporary: Path) -> None:
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-
-    write_whole(folder / CHECKPOINT, save)
+    metadata = {"kvfold": text, "sha256": digest_of(text, tensors)}
+    write_tensors(folder / CHECKPOINT, tensors, metadata)
     return folder / CHECKPOINT
 
 
@@ -151,7 +142,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != _digest(metadata["kvfold"], tensors):
+        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
             raise ValueError("its checksum does not match")
         record = json.loads(metadata["kvfold"])
         if record["format"] == FORMAT:
@@ -230,16 +221,6 @@ def _assemble(record: dict, tensors: Tensors) -> Checkpoint:
         groups[group][name] = tensor
     fields: dict = {name: record[name] for name in _FACTS} | groups
     return Checkpoint(**fields)
-
-
-def _digest(record: str, tensors: Tensors) -> str:
-    """Over the record and every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256(record.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        raw = tensor.cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy().data)
-    return digest.hexdigest()
 
 
 def _differences(found: Mapping[str, object], given: Mapping[str, object]) -> str:
