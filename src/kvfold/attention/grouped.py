@@ -7,7 +7,7 @@ by-product. The blockwise form never holds more than one block of queries agains
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +33,10 @@ class Scoring:
     def is_plain(self) -> bool:
         """Whether torch's fused kernel can do it."""
         return self.softcap is None and self.sinks is None
+
+    def of_heads(self, heads: torch.Tensor) -> Scoring:
+        """The same for some of the query heads, `[N]` indices."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
 
 def attention_probabilities(

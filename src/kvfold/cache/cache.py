@@ -18,6 +18,7 @@ from kvfold.attention.attach import body_of
 from kvfold.cache.contents import contents_of
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.report import CacheReport
+from kvfold.cache.split import SplitLayer
 from kvfold.errors import ConfigError
 
 
@@ -39,11 +40,11 @@ class Coordinator(Protocol):
     """Work that needs all layers of a cache."""
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
-        """Act on kvfold's layers before `count` new tokens are stored in the first."""
+        """Act on what holds the tokens before `count` new ones are stored in the first."""
         ...
 
     def after_forward(self, layers: list[CacheLayer]) -> None:
-        """Act on kvfold's layers when a forward is over."""
+        """Act on what holds the tokens when a forward is over."""
         ...
 
 
@@ -65,7 +66,7 @@ class KVCache(Cache):
         self,
         model: PreTrainedModel,
         spec: CacheSpec,
-        make_layer: Callable[[], CacheLayer],
+        make_layer: Callable[[], CacheLayer | SplitLayer],
         *,
         coordinator: Coordinator | None = None,
     ) -> None:
@@ -91,13 +92,18 @@ class KVCache(Cache):
         self._kinds = _kinds(native)
         self._coordinator = coordinator if self.own_layers else None
         self._first = layers.index(self.own_layers[0]) if self.own_layers else None
-        self._latest: CacheLayer | None = None
+        self._latest: CacheLayer | SplitLayer | None = None
         self._forward_is_open = False
 
     @property
-    def own_layers(self) -> list[CacheLayer]:
+    def own_layers(self) -> list[CacheLayer | SplitLayer]:
         """The layers that are kvfold's."""
-        return [layer for layer in self.layers if isinstance(layer, CacheLayer)]
+        return [layer for layer in self.layers if isinstance(layer, CacheLayer | SplitLayer)]
+
+    @property
+    def parts(self) -> list[CacheLayer]:
+        """What holds the tokens of kvfold's layers: each itself, or its parts of the kv heads."""
+        return [part for layer in self.own_layers for part in layer.parts]
 
     def update(
         self,
@@ -120,7 +126,8 @@ class KVCache(Cache):
         if layer_idx == self._first:
             self._begin_forward(key_states.shape[2])
         layer = self.layers[layer_idx]
-        self._latest = layer if isinstance(layer, CacheLayer) else self._latest
+        if isinstance(layer, CacheLayer | SplitLayer):
+            self._latest = layer
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def start_of_forward(self, body: torch.nn.Module, arguments: Mapping[str, object]) -> None:
@@ -178,13 +185,13 @@ class KVCache(Cache):
         if self._coordinator is not None:
             # Without a hook, the next forward is the first to know that the last one is over.
             self.end_of_forward()
-            self._coordinator.before_forward(self.own_layers, count)
+            self._coordinator.before_forward(self.parts, count)
         self._forward_is_open = True
 
     def end_of_forward(self) -> None:
         """Do what needs all layers; called by the hook that `attach` installs."""
         if self._forward_is_open and self._coordinator is not None:
-            self._coordinator.after_forward(self.own_layers)
+            self._coordinator.after_forward(self.parts)
         self._forward_is_open = False
 
     def fork(self) -> KVCache:

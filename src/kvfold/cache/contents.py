@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from kvfold.cache.layer import CacheLayer
+from kvfold.cache.split import SplitLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Contents:
     rows: int
     """Rows of the batch."""
     kept: int
-    """Most tokens that a row holds."""
+    """Most tokens that a row holds; the mean over kv heads, rounded up, where they differ."""
     bytes_held: int
     """All its tensors."""
     bytes_index: int
@@ -28,11 +29,26 @@ class Contents:
 
 def contents_of(layer: object) -> Contents | None:
     """Count a layer; None when it holds nothing, or nothing that kvfold knows."""
-    if isinstance(layer, CacheLayer) and not layer.slots.is_empty:
-        return _own(layer)
+    if isinstance(layer, CacheLayer | SplitLayer) and layer.is_initialized:
+        return _together([_own(part) for part in layer.parts], _heads(layer))
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         return _native(layer.keys, layer.values)
     return None
+
+
+def _heads(layer: CacheLayer | SplitLayer) -> list[int]:
+    return [part.slots.keys.shape[1] for part in layer.parts]
+
+
+def _together(parts: list[Contents], heads: list[int]) -> Contents:
+    held = sum(part.kept * count for part, count in zip(parts, heads, strict=True))
+    return Contents(
+        rows=parts[0].rows,
+        kept=-(-held // sum(heads)),
+        bytes_held=sum(part.bytes_held for part in parts),
+        bytes_index=sum(part.bytes_index for part in parts),
+        bytes_full=sum(part.bytes_full for part in parts),
+    )
 
 
 def _own(layer: CacheLayer) -> Contents:

@@ -60,6 +60,11 @@ class CacheLayer(CacheLayerMixin):
         self._inserted: slice | torch.Tensor = slice(0, 0)
         self.awaits_attention = False
 
+    @property
+    def parts(self) -> tuple[CacheLayer, ...]:
+        """The layer itself: it serves all of its kv heads alike."""
+        return (self,)
+
     # What transformers reads ------------------------------------------------------------------
 
     # The base class keeps plain attributes; here they are views that follow the slots.
@@ -119,14 +124,18 @@ class CacheLayer(CacheLayerMixin):
         Returns:
             Keys and values of all slots in use.
         """
-        self._check_batch(key_states)
-        self.slots.thaw()
-        self._inserted = self._insert(key_states.detach(), value_states.detach())
-        self.seen += key_states.shape[2]
-        self.awaits_attention = True
+        self.store(key_states, value_states)
         keys, values = self.slots.keys, self.slots.values
         hand_over(self, keys, kwargs)
         return keys, values
+
+    def store(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store new tokens, whose attention is to follow: `[B, G, N, D]`, keys rotated."""
+        self._check_batch(keys)
+        self.slots.thaw()
+        self._inserted = self._insert(keys.detach(), values.detach())
+        self.seen += keys.shape[2]
+        self.awaits_attention = True
 
     def _check_batch(self, keys: torch.Tensor) -> None:
         rows = keys.shape[0] if self.slots.is_empty else self.slots.keys.shape[0]

@@ -15,11 +15,12 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from kvfold.attention import require_attached
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
+from kvfold.cache.split import SplitLayer
 from kvfold.errors import ArtifactError
 from kvfold.models import fingerprint
 from kvfold.tensorfile import digest_of, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format."""
 
 Build = Callable[[PreTrainedModel, CacheSpec], KVCache]
@@ -114,15 +115,19 @@ def _of_layer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.T
 
 
 def _facts(layer: object) -> dict[str, object]:
-    if isinstance(layer, CacheLayer):
-        return {"seen": layer.seen, "has_evicted": layer.has_evicted}
+    if isinstance(layer, CacheLayer | SplitLayer):
+        evicted = [part.has_evicted for part in layer.parts]
+        return {"seen": layer.seen, "has_evicted": evicted}
     return {"seen": getattr(layer, "cumulative_length", None)}
 
 
 def _tensors(layer: object) -> dict[str, torch.Tensor]:
-    if isinstance(layer, CacheLayer):
-        tensors = dict(layer.slots.state())
-        return tensors if layer.lengths is None else tensors | {"lengths": layer.lengths}
+    if isinstance(layer, CacheLayer | SplitLayer):
+        return {
+            f"{index}.{name}": tensor
+            for index, part in enumerate(layer.parts)
+            for name, tensor in _tensors_of_part(part).items()
+        }
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         raise ArtifactError(f"a {type(layer).__name__} cannot be saved: prefill again instead")
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
@@ -130,13 +135,22 @@ def _tensors(layer: object) -> dict[str, torch.Tensor]:
     return {}
 
 
+def _tensors_of_part(part: CacheLayer) -> dict[str, torch.Tensor]:
+    tensors = dict(part.slots.state())
+    return tensors if part.lengths is None else tensors | {"lengths": part.lengths}
+
+
 def _restore(layer: object, facts: dict, tensors: dict[str, torch.Tensor]) -> None:
     if not tensors:
         return
-    if isinstance(layer, CacheLayer):
-        layer.lengths = tensors.pop("lengths", None)
-        layer.slots.load(tensors)
-        layer.seen, layer.has_evicted = facts["seen"], facts["has_evicted"]
+    if isinstance(layer, CacheLayer | SplitLayer):
+        for index, (part, evicted) in enumerate(
+            zip(layer.parts, facts["has_evicted"], strict=True)
+        ):
+            own = _of_layer(tensors, index)
+            part.lengths = own.pop("lengths", None)
+            part.slots.load(own)
+            part.seen, part.has_evicted = facts["seen"], evicted
         return
     if not isinstance(layer, DynamicLayer):
         raise TypeError(f"a {type(layer).__name__} cannot be read back")

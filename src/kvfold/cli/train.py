@@ -50,6 +50,13 @@ RolloutsOption = Annotated[int, typer.Option(help="Prunings of a prompt that are
 LawOption = Annotated[
     str, typer.Option(help="Of what is drawn: plackett-luce or conditional-poisson.")
 ]
+ScopeOption = Annotated[
+    str, typer.Option(help="What shares one kept set: layer, or token (all of them).")
+]
+WholeOption = Annotated[float, typer.Option(help="Share of kv heads that may keep everything.")]
+ImportanceOption = Annotated[
+    int, typer.Option(help="Texts by which the importance of heads is measured; 0 for none.")
+]
 FeaturesOption = Annotated[str, typer.Option(help="What the policy may look at.")]
 EntropyOption = Annotated[float, typer.Option(help="Weight of the draw's entropy.")]
 ClipOption = Annotated[float, typer.Option(help="A token's divergence counts up to so much.")]
@@ -80,6 +87,9 @@ def distill(
     budgets: BudgetsOption = "0.125,0.25",
     rollouts: RolloutsOption = 8,
     law: LawOption = "plackett-luce",
+    scope: ScopeOption = "layer",
+    whole: WholeOption = 0.1,
+    importance_texts: ImportanceOption = 16,
     features: FeaturesOption = "mass,norm,spread,entropy,position",
     entropy_bonus: EntropyOption = 0.01,
     clip: ClipOption = 2.0,

@@ -15,9 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.api import make_cache
-from kvfold.attention import LazyMask, Scoring
 from kvfold.cache import KVCache, prefill
-from kvfold.cache.layer import CacheLayer
+from kvfold.cache.replay import RecordingLayer, replay
 
 
 class BatchDecoder:
@@ -74,20 +73,6 @@ class BatchDecoder:
         self._mask = None if self._mask is None else self._mask[indices]
 
 
-class _RecordingLayer(CacheLayer):
-    """Keeps every token, and what its first forward was asked."""
-
-    heard: tuple[torch.Tensor, LazyMask | torch.Tensor | None, Scoring] | None = None
-
-    def attend(
-        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
-    ) -> torch.Tensor:
-        """Attention as ever; the first arguments are noted."""
-        if self.heard is None:
-            self.heard = (query, mask, scoring)
-        return super().attend(query, mask, scoring)
-
-
 class PromptBatch:
     """A batch of prompts that the full cache has read."""
 
@@ -108,7 +93,7 @@ class PromptBatch:
         mask = torch.arange(width, device=model.device) >= width - lengths[:, None]
         self._mask = None if bool(mask.all()) else mask.long()
         self._model = model
-        self._full = KVCache(model, make_cache(model, "full").spec, _RecordingLayer)
+        self._full = KVCache(model, make_cache(model, "full").spec, RecordingLayer)
         self._logits = prefill(model, self._tokens, self._full, attention_mask=self._mask)
 
     def decoder(self) -> BatchDecoder:
@@ -125,16 +110,7 @@ class PromptBatch:
             # Layers that are transformers' own cannot be told: the model reads once more.
             prefill(self._model, self._tokens, cache, attention_mask=self._mask)
             return BatchDecoder(self._model, cache, self._logits, self._mask)
-        width = self._tokens.shape[1]
-        for index, (source, layer) in enumerate(
-            zip(self._full.own_layers, cache.own_layers, strict=True)
-        ):
-            assert isinstance(source, _RecordingLayer), "the full cache is made of them"
-            assert source.heard is not None, "it has read the prompts"
-            keys, values = source.slots.keys[:, :, :width], source.slots.values[:, :, :width]
-            cache.update(keys.clone(), values.clone(), index)
-            layer.attend(*source.heard)
-        cache.end_of_forward()
+        replay(self._full, cache)
         return BatchDecoder(self._model, cache, self._logits, self._mask)
 
 

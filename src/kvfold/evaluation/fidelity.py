@@ -8,10 +8,10 @@ out: it is computed while the prompt is still whole. Tasks are answered by each 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -238,7 +238,7 @@ class _Judge:
             answer_tokens=None if answer is None else len(answer.tokens),
             is_right=right,
             fault=fault,
-            tokens_kept=max(report.tokens_kept),
+            tokens_kept=round(fmean(report.tokens_kept)),
             bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,
             bytes_full=report.bytes_full // report.rows,
         )
@@ -277,12 +277,6 @@ def _prepare(model: PreTrainedModel, spec: MethodSpec, budget: str) -> _Run:
 
 def _policy_hash(cache: KVCache) -> str | None:
     """Hash of the weights of a learned policy; None where nothing was learnt."""
-    layers = [layer for layer in cache.own_layers if isinstance(layer, EvictingLayer)]
+    layers = [part for part in cache.parts if isinstance(part, EvictingLayer)]
     artifact = getattr(layers[0].eviction.policy, "artifact", None) if layers else None
-    if artifact is None:
-        return None
-    digest = hashlib.sha256()
-    for name, weight in sorted(artifact.network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return None if artifact is None else artifact.digest()

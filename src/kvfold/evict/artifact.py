@@ -19,8 +19,10 @@ from kvfold.evict.features import FEATURES
 from kvfold.evict.network import PolicyNetwork
 from kvfold.tensorfile import digest_of, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format."""
+IMPORTANCE = "importance"
+"""Name of the tensor beside the network's weights."""
 FILE = "distill.safetensors"
 """Name of the file in a folder or a Hub repository."""
 SHIPPED = Path(__file__).parent / "shipped" / FILE
@@ -35,6 +37,8 @@ class PolicyArtifact:
 
     network: PolicyNetwork
     """Scores tokens."""
+    importance: torch.Tensor
+    """What each kv head that keeps everything is worth, `[L, G]` in nats (layers that evict)."""
     trained_on: str
     """The model's name, for people."""
     facts: dict[str, object]
@@ -43,8 +47,11 @@ class PolicyArtifact:
     """How it was trained: settings, data hashes, versions, seed, curve."""
 
     def digest(self) -> str:
-        """SHA-256 of the weights."""
-        return digest_of("", self.network.state_dict())
+        """SHA-256 of all that decides what is kept."""
+        return digest_of("", self._tensors())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**self.network.state_dict(), IMPORTANCE: self.importance}
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the policy into a folder, whole or not at all.
@@ -66,7 +73,7 @@ class PolicyArtifact:
 
         path = Path(folder) / FILE
         write_files(path.parent, {})
-        write_tensors(path, self.network.state_dict(), {"kvfold": json.dumps(header)})
+        write_tensors(path, self._tensors(), {"kvfold": json.dumps(header)})
         return path
 
     @classmethod
@@ -82,8 +89,10 @@ class PolicyArtifact:
         path = _fetch(name)
         header, weights = _read(path)
         _check_header(path, header)
+        is_finite = all(bool(torch.isfinite(weight).all()) for weight in weights.values())
         try:
             network = PolicyNetwork(generator=torch.Generator())
+            importance = weights.pop(IMPORTANCE)
             network.load_state_dict(weights)
             facts, record = dict(header["facts"]), dict(header["record"])
             trained_on = str(header["trained_on"])
@@ -91,13 +100,18 @@ class PolicyArtifact:
             raise ArtifactError(
                 f"{path} does not hold the weights and origin of a distill policy: train it again"
             ) from error
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+        if not is_finite:
             raise ArtifactError(f"{path} holds weights that are not numbers: train it again")
         if not (network.scale > 0).all() or not ((network.used == 0) | (network.used == 1)).all():
             raise ArtifactError(
                 f"{path} scales its features by numbers that no training gives: train it again"
             )
-        return cls(network.eval().requires_grad_(False), trained_on, facts, record)
+        if importance.ndim != 2 or not importance.is_floating_point():
+            raise ArtifactError(
+                f"{path} does not give each kv head of each layer its importance: train it again"
+            )
+        network.eval().requires_grad_(False)
+        return cls(network, importance, trained_on, facts, record)
 
 
 def locate(name: str | Path) -> str:

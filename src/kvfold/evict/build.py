@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import fields
 from typing import get_args
 
@@ -13,11 +14,13 @@ from transformers.cache_utils import DynamicLayer
 from kvfold.budget import Budget
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
+from kvfold.cache.split import SplitLayer
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.evict.layer import EvictingLayer, Eviction
 from kvfold.evict.options import whole_number
 from kvfold.evict.policy import POLICIES, Policy, Scope
 from kvfold.evict.token_scope import TokenScope
+from kvfold.evict.whole_heads import HeadPlan
 
 DEFAULT_BUDGET = Budget(0.25, "ratio")
 """The share kept when none is named."""
@@ -53,9 +56,10 @@ def build_cache(
             f"{method} keeps everything: leave the budget out, or take another method"
         )
     budget = budget or (DEFAULT_BUDGET if policy.evicts else Budget(1.0, "ratio"))
+    plan = policy.plan(model, budget)
     eviction = Eviction(
         policy=policy,
-        budget=budget,
+        budget=plan.rest,
         scope=_scope(method, policy, options.get("scope")),
         sinks=whole_number(method, "sinks", options.get("sinks", SINKS)),
         recent=whole_number(method, "recent", options.get("recent", RECENT)),
@@ -69,10 +73,39 @@ def build_cache(
     if not policy.evicts or budget.is_everything:
         return KVCache(model, spec, CacheLayer)
     coordinator = TokenScope() if eviction.scope == "token" else None
+    return KVCache(model, spec, layer_maker(model, eviction, plan), coordinator=coordinator)
+
+
+def layer_maker(
+    model: PreTrainedModel, eviction: Eviction, plan: HeadPlan
+) -> Callable[[], CacheLayer | SplitLayer]:
+    """What builds a cache's layers, one after the other.
+
+    Args:
+        model: Gives the number of kv heads.
+        eviction: Of the heads that do not keep everything.
+        plan: Which do.
+    """
+    heads = kv_heads(model)
+    # A layer whose heads all keep everything evicts nothing, and has no number among the others.
     order = itertools.count()
-    return KVCache(
-        model, spec, lambda: EvictingLayer(eviction, next(order)), coordinator=coordinator
-    )
+    numbers = itertools.count()
+
+    def make() -> CacheLayer | SplitLayer:
+        whole, others = plan.of_layer(next(order), heads)
+        if not whole:
+            return EvictingLayer(eviction, next(numbers))
+        if not others:
+            return CacheLayer()
+        return SplitLayer([(others, EvictingLayer(eviction, next(numbers))), (whole, CacheLayer())])
+
+    return make
+
+
+def kv_heads(model: PreTrainedModel) -> int:
+    """The kv heads of each layer of a model."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _policy(method: str, options: dict[str, object]) -> Policy:

@@ -13,11 +13,11 @@ from kvfold.cache.layer import CacheLayer, Forward
 from kvfold.cache.slots import Slots, headroom
 from kvfold.evict.allowance import row_allowance
 from kvfold.evict.policy import NewTokens, Observation, Policy, Scope
-from kvfold.ops.selection import keep_indices, protected, victim
+from kvfold.ops.selection import keep_indices, protected, turns_to_go, victim
 
 TURN = "turn"
-"""Field of the first layer, where one scoring of scope token serves several tokens: the slots that
-go next are numbered from `-interval` up, all others are 0."""
+"""Field where one scoring serves several tokens, of the first layer alone with scope token: the
+slots that go next are numbered up to -1, all others are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,9 @@ class Eviction:
     layers: int
     """Evicting layers in the cache, for a budget in bytes."""
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether one scoring of all layers serves several tokens."""
-        return self.scope == "token" and self.policy.interval > 1
+    def takes_turns(self, index: int) -> bool:
+        """Whether a layer notes which slots go next, since one scoring serves several tokens."""
+        return self.policy.interval > 1 and (self.scope != "token" or index == 0)
 
 
 class EvictingLayer(CacheLayer):
@@ -60,9 +59,10 @@ class EvictingLayer(CacheLayer):
         self.eviction = eviction
         self._index = index
         policy, shared = eviction.policy, eviction.scope != "head"
-        turn = (TURN,) if index == 0 and eviction.takes_turns else ()
-        common = (*policy.common, *turn)
-        super().__init__(Slots(shared=shared, fields=policy.fields, common=common))
+        turn = (TURN,) if eviction.takes_turns(index) else ()
+        fields, common = policy.fields, policy.common
+        fields, common = (fields, (*common, *turn)) if shared else ((*fields, *turn), common)
+        super().__init__(Slots(shared=shared, fields=fields, common=common))
         self._chosen: torch.Tensor | None = None
         self._new: tuple[torch.Tensor, torch.Tensor] | None = None
         self._may_be_over = False
@@ -106,10 +106,12 @@ class EvictingLayer(CacheLayer):
         """Bytes of one more token of every row in all layers, where the budget asks for them."""
         if self.eviction.budget.unit != "bytes":
             return 0
+        own, layers = self.slots.bytes_per_token, self.eviction.layers
+        if self.eviction.scope != "token" or not self.eviction.takes_turns(0):
+            return own * layers
         # The turns stand in the first layer alone.
-        turn = 4 * self.slots.keys.shape[0] if self.eviction.takes_turns else 0
-        own = self.slots.bytes_per_token - (turn if TURN in self.slots.common else 0)
-        return own * self.eviction.layers + turn
+        turn = 4 * self.slots.keys.shape[0]
+        return (own - (turn if self._index == 0 else 0)) * layers + turn
 
     # Storing ----------------------------------------------------------------------------------
 
@@ -117,10 +119,11 @@ class EvictingLayer(CacheLayer):
         self._new = (keys, values)
         if keys.shape[2] > 1 or self.slots.is_empty:
             self._may_be_over = True
+            self.forget_turns()
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
         if self._chosen is None and self.make_room():
-            self._chosen = self.choose(self.scores())
+            self._chosen = self.choose(self.next_scores(self.scores))
         if self._chosen is None:
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
@@ -162,6 +165,28 @@ class EvictingLayer(CacheLayer):
             `[B, P, 1]`.
         """
         return victim(scores, self.slots.positions, self.shielded(), self.has_room())
+
+    def next_scores(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What to choose one slot by, `[B, P, T]`: new scores, or the turns of older ones.
+
+        Args:
+            score: Gives new ones.
+        """
+        if not self.eviction.takes_turns(self._index):
+            return score()
+        turns, shielded = self.slots.field(TURN), self.shielded()
+        is_used_up = turns.masked_fill(shielded, 0).amin(-1, keepdim=True) == 0
+        if (room := self.has_room()) is not None:
+            is_used_up &= ~room.view(-1, 1, 1)
+        if bool(is_used_up.any()):
+            new = turns_to_go(score(), shielded, self.eviction.policy.interval)
+            turns.copy_(torch.where(is_used_up, new, turns))
+        return turns
+
+    def forget_turns(self) -> None:
+        """Ask anew at the next token: what was asked before a new prompt may no longer hold."""
+        if self.eviction.takes_turns(self._index) and not self.slots.is_empty:
+            self.slots.field(TURN).zero_()
 
     def has_room(self) -> torch.Tensor | None:
         """Rows that may fill an empty slot, `[B]`; None where all are of one length."""
@@ -243,10 +268,22 @@ class EvictingLayer(CacheLayer):
         Args:
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
         """
-        allowed = self._allowed()
+        allowed, is_over = self._allowed(), self.slots.counts > self._allowed()
         self.has_evicted = True
-        self.slots.keep(*keep_indices(scores, self.slots.positions, self.shielded(), allowed))
+        indices, held = keep_indices(scores, self.slots.positions, self.shielded(), allowed)
+        self.slots.keep(indices, held)
         self._chosen, self._may_be_over = None, False
+        if self.eviction.takes_turns(self._index):
+            self._start_turns(scores.gather(-1, indices), is_over)
+
+    def _start_turns(self, scores: torch.Tensor, is_over: torch.Tensor) -> None:
+        """Note which slots go next by the scores of the cut, in rows that it was needed for.
+
+        Some layers note fewer, so that later not all ask for new scores at the same token.
+        """
+        count = 1 + self._index % self.eviction.policy.interval
+        turns = turns_to_go(scores, self.shielded(), count)
+        self.slots.field(TURN).copy_(turns * is_over.view(-1, 1, 1))
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super()._change_rows(change)

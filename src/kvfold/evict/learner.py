@@ -2,7 +2,8 @@
 
 DistillCache (arXiv 2608.08878): the reward of a step is `-KL(full || pruned)`, the kept set is
 drawn by Gumbel top-B, and its log-probability is weighted by the return's advantage over the other
-rollouts of the same prompt. Departures: reinforcement starts from a supervised ranker, fitted to
+rollouts of the same prompt. Departures: each layer has a kept set of its own, and some heads keep
+everything, unless `scope` and `whole` say otherwise; reinforcement starts from a supervised ranker, fitted to
 the attention that each token will receive, and not from a random policy; a step is rolled out under
 several budgets, pruned a block of tokens at a time, on the text's own continuation; rewards are
 clipped; returns are means, not sums; log-probabilities are means over draws, and the entropy is the
@@ -21,10 +22,13 @@ from transformers import PreTrainedModel
 
 from kvfold.budget import Budget
 from kvfold.errors import ConfigError, UnsupportedModelError
-from kvfold.evict.build import evicting_layers
+from kvfold.evict.build import evicting_layers, kv_heads
 from kvfold.evict.features import FEATURES
 from kvfold.evict.network import PolicyNetwork
-from kvfold.evict.rollout import Decision, Law, Rollout, Text
+from kvfold.evict.policies.distill import FeaturePolicy
+from kvfold.evict.policy import Scope
+from kvfold.evict.rollout import Decision, Keeping, Law, Rollout, Student, Text
+from kvfold.evict.whole_heads import plan_heads
 from kvfold.models import fingerprint
 from kvfold.ops.sampling import (
     choice_entropy,
@@ -62,6 +66,12 @@ class DistillSettings:
     """Excerpts to which a supervised ranker is fitted before the first step; 0 for none."""
     law: Law = "plackett-luce"
     """Of the kept sets."""
+    scope: Scope = "layer"
+    """What shares one kept set: all layers and heads (`token`, the paper's) or the heads of one."""
+    whole: float = 0.1
+    """Share of the kv heads that may keep everything, the most important first; 0 for none."""
+    importance_texts: int = 16
+    """Excerpts by which the importance of heads is measured; 0 for none."""
     features: tuple[str, ...] = FEATURES
     """What the policy may look at."""
     sinks: int = 4
@@ -88,6 +98,9 @@ class DistillSettings:
             ("discount", 0 <= self.discount <= 1, "a number from 0 to 1"),
             ("entropy_bonus", 0 <= self.entropy_bonus < float("inf"), "0 or more"),
             ("clip", self.clip > 0, "a number above 0"),
+            ("scope", self.scope in FeaturePolicy.scopes, "layer or token"),
+            ("whole", 0 <= self.whole <= 1, "a share from 0 to 1"),
+            ("importance_texts", self.importance_texts >= 0, "0 or more"),
             ("ranker_texts", self.ranker_texts >= 0, "0 or more"),
             ("sinks", self.sinks >= 0, "0 or more"),
             ("recent", self.recent >= 0, "0 or more"),
@@ -130,7 +143,8 @@ class PolicyLearner:
             UnsupportedModelError: When no layer of the model has full attention.
         """
         settings.check()
-        if evicting_layers(model) == 0:
+        layers = evicting_layers(model)
+        if layers == 0:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no full-attention layer: there is nothing to prune"
             )
@@ -139,10 +153,11 @@ class PolicyLearner:
         self._generator = torch.Generator().manual_seed(seed)
         self._network = PolicyNetwork(features=settings.features, generator=self._generator)
         self._network.to(model.device)
+        self._importance = torch.zeros(layers, kv_heads(model))
         self._network.normalise(self._sample())
         # Running mean of the returns and of the squared advantages, and how many made them.
         self._running = torch.zeros(3)
-        self._validation: list[Text] = []
+        self._validation: list[tuple[Student, ...]] = []
         self.tokens_per_second = 0.0
         """Continuation tokens of all rollouts, in the last step; not kept, so that a curve is the
         same whenever it is run."""
@@ -153,50 +168,81 @@ class PolicyLearner:
         return self._network
 
     def _sample(self, texts: int = 4) -> torch.Tensor:
-        features = [self._text("train", _APART + i).features for i in range(texts)]
-        return torch.cat([self._network.compress(*each)[0] for each in features])
+        """Compressed features of some texts, `[N, 5]`."""
+        found = [
+            self._network.compress(*student.features).flatten(0, 1)
+            for index in range(texts)
+            for student in self._students(self._text("train", _APART + index))
+        ]
+        return torch.cat(found)
+
+    @property
+    def importance(self) -> torch.Tensor:
+        """What each kv head that keeps everything is worth, `[L, G]` in nats a token."""
+        return self._importance
+
+    @property
+    def _keeping(self) -> Keeping:
+        settings = self.settings
+        return Keeping(settings.scope, settings.sinks, settings.recent)
 
     def _text(self, split: Split, index: int) -> Text:
         excerpt, horizon = self.corpus.excerpt(index, split), self.settings.horizon
         scored = excerpt.scored or horizon
         # Of a long answer the beginning counts: it is what the prompt has to be read for.
         end = len(excerpt.tokens) - max(scored - horizon, 0)
-        return Text(
-            self.model,
-            excerpt.tokens[:end],
-            min(scored, horizon),
-            sinks=self.settings.sinks,
-            recent=self.settings.recent,
-        )
+        return Text(self.model, excerpt.tokens[:end], min(scored, horizon))
+
+    def _students(self, text: Text) -> tuple[Student, ...]:
+        """A cache to be pruned for every budget."""
+        plans = [
+            plan_heads(self._importance, Budget(share, "ratio"), self.settings.whole)
+            for share in self.settings.budgets
+        ]
+        return tuple(text.student(self._keeping, plan) for plan in plans)
 
     def prepare(self, on_progress: Callable[[str, float], None] | None = None) -> None:
-        """Fit the scores of prompt tokens to the logarithm of the attention to come.
+        """Find the important heads, and fit the scores to the attention that tokens will receive.
 
         Args:
             on_progress: Told what is done, and the share of it, 0 to 1.
         """
-        count = self.settings.ranker_texts
+        tell = on_progress or (lambda what, share: None)
+        if self.settings.whole > 0:
+            self._weigh_heads(tell)
         inputs, wanted = [], []
+        count = self.settings.ranker_texts
         for index in range(count):
-            text = self._text("train", _APART + index)
-            features, held = text.features
-            inputs.append(self._network.compress(features, held)[0])
-            wanted.append((text.mass_to_come * len(features[0]) + 1e-3).log())
-            if on_progress is not None:
-                on_progress("ranking: reading", (index + 1) / count)
+            for student in self._students(self._text("train", _APART + index)):
+                features, held = student.features
+                inputs.append(self._network.compress(features, held).flatten(0, 1))
+                mass = student.mass_to_come() * held[:, None]
+                wanted.append((mass + 1e-3).log().flatten())
+            tell("ranking: reading", (index + 1) / count)
         if count:
             self._network.normalise(torch.cat(inputs))
             fit_ranker(self._network, torch.cat(inputs), torch.cat(wanted), self._generator)
+
+    def _weigh_heads(self, tell: Callable[[str, float], None]) -> None:
+        """Measure the importance of each head under the smallest budget."""
+        smallest, count = (
+            Budget(min(self.settings.budgets), "ratio"),
+            self.settings.importance_texts,
+        )
+        for index in range(count):
+            text = self._text("train", 2 * _APART + index)
+            found = text.head_importance(self._keeping, smallest, clip=self.settings.clip)
+            self._importance += found / count
+            tell("weighing heads", (index + 1) / count)
 
     def step(self, index: int, generator: torch.Generator) -> StepOutcome:
         """Roll out one excerpt under every budget."""
         started = time.monotonic()
         text = self._text("train", index * self._processes + self._process)
         losses, metrics, tokens = [], [], 0
-        for share in self.settings.budgets:
-            rollout = text.roll_out(
+        for student in self._students(text):
+            rollout = student.roll_out(
                 self._network,
-                Budget(share, "ratio"),
                 rollouts=self.settings.rollouts,
                 block=self.settings.block,
                 generator=generator,
@@ -235,15 +281,17 @@ class PolicyLearner:
 
     def _log_prob(self, decision: Decision) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean log-probability of a draw, and the entropy of the first: `[K]` each."""
-        scores = self._network(decision.features, decision.held)
+        scores = self._network(decision.features.flatten(0, 1), decision.held.flatten())
+        scores = scores.view(decision.candidates.shape)
         law = (
             plackett_luce_log_prob
             if self.settings.law == "plackett-luce"
             else conditional_poisson_log_prob
         )
         total = law(scores, decision.kept, decision.candidates)
-        draws = max(decision.kept.shape[1], 1)
-        return total / draws, choice_entropy(scores, decision.candidates)
+        draws = max(decision.kept.shape[-1], 1)
+        entropy = choice_entropy(scores, decision.candidates)
+        return total.mean(0) / draws, entropy.mean(0)
 
     def _advantages(self, returns: torch.Tensor) -> torch.Tensor:
         """Returns `[K, N]` over those of the other rollouts, in units of their running scale."""
@@ -266,27 +314,27 @@ class PolicyLearner:
         """Mean clipped divergence on held-out excerpts, the best tokens kept, over all budgets."""
         if not self._validation:
             count = self.settings.validation
-            self._validation = [self._text("validation", i) for i in range(count)]
-        found = {
-            f"kl_{share:g}": [
-                float(self._best(text, share).divergences.clamp(max=self.settings.clip).mean())
-                for text in self._validation
-            ]
-            for share in self.settings.budgets
+            texts = [self._text("validation", index) for index in range(count)]
+            self._validation = [self._students(text) for text in texts]
+        found = [[self._best(student) for student in students] for students in self._validation]
+        means = {
+            f"kl_{share:g}": sum(values) / len(values)
+            for share, values in zip(self.settings.budgets, zip(*found, strict=True), strict=True)
         }
-        means = {name: sum(values) / len(values) for name, values in found.items()}
         return {"kl": sum(means.values()) / len(means)} | means
 
-    def _best(self, text: Text, share: float) -> Rollout:
-        return text.roll_out(self._network, Budget(share, "ratio"), block=self.settings.block)
+    def _best(self, student: Student) -> float:
+        rollout = student.roll_out(self._network, block=self.settings.block)
+        return float(rollout.divergences.clamp(max=self.settings.clip).mean())
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """The running statistics of the returns."""
-        return {"running": self._running}
+        """The running statistics of the returns, and the importance of the heads."""
+        return {"running": self._running, "importance": self._importance}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take them back."""
         self._running = state["running"].clone()
+        self._importance = state["importance"].clone()
 
     def identity(self) -> dict[str, object]:
         """The model, the texts and the settings."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from kvfold.budget import Budget
 from kvfold.cache import METHODS, KVCache, Method
 from kvfold.cache.slots import Slots
+from kvfold.evict.whole_heads import HeadPlan
 from kvfold.registry import Registry
 
 Scope = Literal["token", "layer", "head"]
@@ -94,6 +95,10 @@ class Policy(ABC):
     def interval(self) -> int:
         """Generated tokens for which one scoring of all layers serves (scope token)."""
         return 1
+
+    def plan(self, model: PreTrainedModel, budget: Budget) -> HeadPlan:
+        """Which kv heads keep everything, and what the others keep; none unless it knows better."""
+        return HeadPlan({}, budget)
 
     def concern(self, model: PreTrainedModel) -> str | None:
         """What a user should know before using it on a model; None when there is nothing."""

@@ -9,7 +9,6 @@ the paper.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,35 +17,51 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.budget import Budget
-from kvfold.cache import CACHE_KEYWORD, CacheSpec, KVCache, prefill
-from kvfold.cache.layer import CacheLayer
-from kvfold.cache.slots import Slots
-from kvfold.evict.build import evicting_layers
+from kvfold.cache import CACHE_KEYWORD, CacheLayer, CacheSpec, KVCache, Slots, prefill
+from kvfold.cache.replay import RecordingLayer, replay
+from kvfold.evict.build import evicting_layers, layer_maker
+from kvfold.evict.importance import head_importance
 from kvfold.evict.layer import EvictingLayer, Eviction
 from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.policies.distill import WINDOW, FeaturePolicy
-from kvfold.evict.token_scope import TokenScope
+from kvfold.evict.policy import Scope
+from kvfold.evict.whole_heads import HeadPlan
 from kvfold.ops.divergence import kl_divergence
 from kvfold.ops.sampling import conditional_poisson_sample, plackett_luce_sample
 
 Law = Literal["plackett-luce", "conditional-poisson"]
 """The distribution over kept sets that is sampled, and whose log-probability is differentiated."""
 
+_UNLIMITED = Budget(2**31, "tokens")
+"""A ratio of 1 is rounded down as any other: nothing may go before pruning begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a policy decides on."""
+
+    scope: Scope
+    """`token`: one kept set for all layers; `layer`: one for each."""
+    sinks: int
+    """First tokens that always stay."""
+    recent: int
+    """Last tokens that always stay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice of what to keep, made by K rollouts."""
+    """One choice of S kept sets, made by K rollouts."""
 
     at: int
     """First token of the continuation that sees its outcome."""
     features: torch.Tensor
-    """`[K, T, 5]`."""
+    """`[S, K, T, 5]`."""
     held: torch.Tensor
-    """Tokens held, `[K]`."""
+    """Tokens held, `[S, K]`."""
     candidates: torch.Tensor
-    """The tokens that were not protected, `[K, T]`."""
+    """The tokens that were not protected, `[S, K, T]`."""
     kept: torch.Tensor
-    """Candidates kept, in the order drawn, `[K, N]`."""
+    """Candidates kept, in the order drawn, `[S, K, N]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +84,60 @@ class _Watched(FeaturePolicy):
         raise NotImplementedError
 
 
-class _SamplingScope(TokenScope):
+class _Sampler:
     """Prunes by a network's scores and noise, once it has a network; remembers each choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
         self.network: PolicyNetwork | None = None
         self.generator: torch.Generator | None = None
         self.law: Law = "plackett-luce"
         self.decisions: list[Decision] = []
+        self._scope = scope
         # Tokens of the continuation that are done, and those that the forward at hand adds.
         self._done = self._new = 0
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
-        if self.network is not None:
-            self._new = count
-            super().before_forward(layers, count)
+        if self.network is None:
+            return
+        self._new, evicting = count, _evicting(layers)
+        if count > 1:
+            return
+        is_full = [layer.make_room() for layer in evicting]
+        if all(is_full):
+            for layer, ranks in zip(evicting, self._ranks(evicting), strict=True):
+                layer.use(layer.choose(ranks))
 
     def after_forward(self, layers: list[CacheLayer]) -> None:
-        if self.network is not None:
-            self._done, self._new = self._done + self._new, 0
-            super().after_forward(layers)
+        if self.network is None:
+            return
+        self._done, self._new = self._done + self._new, 0
+        evicting = _evicting(layers)
+        if evicting and evicting[0].is_over:
+            for layer, ranks in zip(evicting, self._ranks(evicting), strict=True):
+                layer.cut(ranks)
 
-    def _scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
+    def _ranks(self, evicting: Sequence[EvictingLayer]) -> list[torch.Tensor]:
+        """A ranking for every layer, `[K, 1, T]`, by which exactly the drawn tokens are kept."""
         assert self.network is not None
-        first = evicting[0]
-        features, held = features_of(evicting), first.slots.counts
-        scores = self.network(features, held)
-        candidates = ~first.shielded()[:, 0]
-        room = min(first.budgeted, len(first.slots) - 1)
-        count = max(room - int((~candidates[0]).sum()), 0)
+        features, held = self.features(evicting)
+        shielded = [layer.shielded()[:, 0] for layer in evicting[: len(features)]]
+        candidates = ~torch.stack(shielded)
+        scores = self.network(features.flatten(0, 1), held.flatten()).view(candidates.shape)
+        room = min(evicting[0].budgeted, len(evicting[0].slots) - 1)
+        count = max(room - int((~candidates[0, 0]).sum()), 0)
         kept = self._draw(scores, count, candidates)
         self.decisions.append(Decision(self._done, features, held, candidates, kept))
-        # Ranked as drawn, so that the cut keeps exactly these.
         order = torch.arange(count, 0, -1, device=scores.device, dtype=scores.dtype)
         ranks = torch.zeros_like(scores).scatter(-1, kept, order.expand_as(kept))
-        return ranks[:, None]
+        return [each[:, None] for each in ranks.expand(len(evicting), -1, -1)]
+
+    def features(self, layers: Sequence[CacheLayer]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features of the S kept sets, `[S, B, T, 5]`, and the tokens held, `[S, B]`."""
+        slots = [layer.slots for layer in layers]
+        sets = [slots] if self._scope == "token" else [[each] for each in slots]
+        device = slots[0].positions.device
+        features = [_Watched().features(each).to(device) for each in sets]
+        return torch.stack(features), torch.stack([each[0].counts.to(device) for each in sets])
 
     def _draw(self, scores: torch.Tensor, count: int, candidates: torch.Tensor) -> torch.Tensor:
         if self.generator is None:
@@ -112,72 +146,113 @@ class _SamplingScope(TokenScope):
         return draw(scores, count, generator=self.generator, candidates=candidates)
 
 
-def features_of(layers: Sequence[CacheLayer]) -> torch.Tensor:
-    """The features of the tokens that all layers hold, `[B, T, 5]`."""
-    return _Watched().features([layer.slots for layer in layers])
+def _evicting(layers: Sequence[CacheLayer]) -> list[EvictingLayer]:
+    return [layer for layer in layers if isinstance(layer, EvictingLayer)]
 
 
 class Text:
     """A prompt that was run once, and what the full cache says of its continuation."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokens: torch.Tensor,
-        continuation: int,
-        *,
-        sinks: int,
-        recent: int,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokens: torch.Tensor, continuation: int) -> None:
         """Run the prompt and the continuation through the model, with everything kept.
 
         Args:
             model: An attached model.
             tokens: Prompt and continuation, `[T + N]`.
             continuation: N, the last tokens that are scored.
-            sinks: First tokens that always stay.
-            recent: Last tokens that always stay.
         """
         self.model = model
         tokens = tokens.to(model.device)
         self.prompt, self.continuation = tokens[:-continuation], tokens[-continuation:]
-        self._scope = _SamplingScope()
-        self._cache = self._full_cache(sinks, recent)
-        prefill(model, self.prompt[None], self._cache)
-        teacher = self._cache.fork()
-        self.expected = _logits(model, teacher, self.continuation[None])[0]
-        self.mass_to_come = self._mass_to_come(teacher)
+        self._full = KVCache(model, CacheSpec("full"), RecordingLayer)
+        prefill(model, self.prompt[None], self._full)
+        self.expected = _logits(model, self._full.fork(), self.continuation[None])[0]
 
-    def _full_cache(self, sinks: int, recent: int) -> KVCache:
-        count, order = evicting_layers(self.model), itertools.count()
-        # A ratio of 1 is rounded down as any other: nothing may go before pruning begins.
-        whole = Budget(2**31, "tokens")
-        eviction = Eviction(_Watched(), whole, "token", sinks, recent, count)
-        return KVCache(
-            self.model,
-            CacheSpec("distill"),
-            lambda: EvictingLayer(eviction, next(order)),
-            coordinator=self._scope,
+    @torch.no_grad()
+    def student(self, keeping: Keeping, plan: HeadPlan) -> Student:
+        """A cache that has heard the prompt and is to be pruned.
+
+        Args:
+            keeping: What is decided on.
+            plan: The heads that keep everything, and what the others may keep.
+        """
+        return Student(self, self._full, keeping, plan)
+
+    def head_importance(self, keeping: Keeping, budget: Budget, *, clip: float) -> torch.Tensor:
+        """What each kv head is worth; see `kvfold.evict.importance`.
+
+        Args:
+            keeping: Which tokens are protected; of the others those with the most mass stay.
+            budget: What may stay.
+            clip: A token's divergence counts for at most so many nats.
+        """
+        layered = replace(keeping, scope="layer")
+        kept = self.student(layered, HeadPlan({}, budget)).most_attended()
+        return head_importance(
+            self.model, self._full, self.continuation, self.expected, kept, clip=clip
         )
 
-    def _mass_to_come(self, teacher: KVCache) -> torch.Tensor:
-        """Attention mass that its last 64 queries give each prompt token, on average, `[T]`."""
-        weight = min(len(self.continuation) / WINDOW, 1.0)
-        before = features_of(self._cache.own_layers)[0, :, 0]
-        after = features_of(teacher.own_layers)[0, : len(before), 0]
-        return ((after - (1 - weight) * before) / weight).clamp_min(0)
+
+class Student:
+    """A cache that holds a prompt whole, and prunings of it."""
+
+    def __init__(self, text: Text, full: KVCache, keeping: Keeping, plan: HeadPlan) -> None:
+        """Let a new cache hear the prompt; `Text.student` does."""
+        self._text, self._plan = text, plan
+        self._sampler = _Sampler(keeping.scope)
+        # The sampler acts after each forward on all layers, whatever shares a kept set.
+        eviction = Eviction(
+            _Watched(),
+            _UNLIMITED,
+            "token",
+            keeping.sinks,
+            keeping.recent,
+            evicting_layers(text.model),
+        )
+        make_layer = layer_maker(text.model, eviction, plan)
+        spec = CacheSpec("distill")
+        self._cache = KVCache(text.model, spec, make_layer, coordinator=self._sampler)
+        replay(full, self._cache)
 
     @property
     def features(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompt's features `[1, T, 5]` and its number of tokens `[1]`."""
-        layers = self._cache.own_layers
-        return features_of(layers), layers[0].slots.counts
+        """The prompt's features `[S, T, 5]` and its number of tokens `[S]`."""
+        features, held = self._sampler.features(_evicting(self._cache.parts))
+        return features[:, 0], held[:, 0]
+
+    @torch.no_grad()
+    def mass_to_come(self) -> torch.Tensor:
+        """Attention mass that the continuation's last 64 queries give each token, `[S, T]`."""
+        heard = self._cache.fork()
+        _logits(self._text.model, heard, self._text.continuation[None])
+        weight = min(len(self._text.continuation) / WINDOW, 1.0)
+        before = self.features[0][..., 0]
+        after = self._sampler.features(_evicting(heard.parts))[0][:, 0, : before.shape[1], 0]
+        return ((after - (1 - weight) * before) / weight).clamp_min(0)
+
+    def most_attended(self) -> torch.Tensor:
+        """Which prompt tokens each layer keeps by their mass, within the budget, `[L, T]`."""
+        kept = []
+        for layer in self._limited()[0].parts:
+            assert isinstance(layer, EvictingLayer)
+            everything = torch.zeros(
+                len(layer.slots), dtype=torch.bool, device=self._text.prompt.device
+            )
+            layer.cut(layer.slots.field("mass"))
+            kept.append(everything.index_fill(0, layer.slots.positions[0, 0].long(), value=True))
+        return torch.stack(kept)
+
+    def _limited(self) -> tuple[KVCache, _Sampler]:
+        """A copy under the plan's budget, which nothing has been cut to yet, and its sampler."""
+        cache, sampler = copy.deepcopy((self._cache, self._sampler))
+        for layer in _evicting(cache.parts):
+            layer.eviction = replace(layer.eviction, budget=self._plan.rest)
+        return cache, sampler
 
     @torch.no_grad()
     def roll_out(
         self,
         network: PolicyNetwork,
-        budget: Budget,
         *,
         rollouts: int = 1,
         block: int,
@@ -188,7 +263,6 @@ class Text:
 
         Args:
             network: Scores the tokens.
-            budget: What may stay, of the length so far.
             rollouts: K, which differ in their noise.
             block: Tokens of the continuation between two prunings.
             generator: Of the noise; without it the best tokens are kept.
@@ -197,20 +271,18 @@ class Text:
         Returns:
             The choices and their divergences; no gradient.
         """
-        cache, scope = copy.deepcopy((self._cache, self._scope))
-        for layer in cache.own_layers:
-            assert isinstance(layer, EvictingLayer)
-            layer.eviction = replace(layer.eviction, budget=budget)
+        text = self._text
+        cache, sampler = self._limited()
         cache.batch_repeat_interleave(rollouts)
-        scope.network, scope.generator, scope.law = network, generator, law
-        scope.after_forward(cache.own_layers)
+        sampler.network, sampler.generator, sampler.law = network, generator, law
+        sampler.after_forward(cache.parts)
         found = []
-        for start in range(0, len(self.continuation), block):
-            tokens = self.continuation[start : start + block].expand(rollouts, -1)
-            logits = _logits(self.model, cache, tokens)
-            found.append(kl_divergence(self.expected[start : start + block], logits))
+        for start in range(0, len(text.continuation), block):
+            tokens = text.continuation[start : start + block].expand(rollouts, -1)
+            logits = _logits(text.model, cache, tokens)
+            found.append(kl_divergence(text.expected[start : start + block], logits))
         divergences = torch.cat(found, dim=1)
-        heard = tuple(each for each in scope.decisions if each.at < divergences.shape[1])
+        heard = tuple(each for each in sampler.decisions if each.at < divergences.shape[1])
         return Rollout(heard, divergences)
 
 

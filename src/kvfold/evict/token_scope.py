@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kvfold.cache.layer import CacheLayer
-from kvfold.evict.layer import TURN, EvictingLayer
-from kvfold.ops.selection import turns_to_go
+from kvfold.evict.layer import EvictingLayer
 
 
 class TokenScope:
@@ -26,12 +25,10 @@ class TokenScope:
         for layer in evicting:
             layer.slots.thaw()
         if count > 1:
-            # A new turn asks anew, whether or not it ends in a cut.
-            self._forget_turns(evicting[0])
             return
         is_full = [layer.make_room() for layer in evicting]
         if all(is_full):
-            chosen = evicting[0].choose(self._next_scores(evicting))
+            chosen = evicting[0].choose(evicting[0].next_scores(lambda: self._scores(evicting)))
             for layer in evicting:
                 layer.use(chosen.to(layer.slots.positions.device))
 
@@ -45,24 +42,6 @@ class TokenScope:
 
     def _scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
         return evicting[0].eviction.policy.score_together([layer.slots for layer in evicting])
-
-    def _next_scores(self, evicting: Sequence[EvictingLayer]) -> torch.Tensor:
-        """Scores to choose one slot by, `[B, 1, T]`: new ones, or the turns of older ones."""
-        first, interval = evicting[0], evicting[0].eviction.policy.interval
-        if interval == 1:
-            return self._scores(evicting)
-        turns, shielded = first.slots.field(TURN), first.shielded()
-        is_used_up = turns.masked_fill(shielded, 0).amin(-1, keepdim=True) == 0
-        if (room := first.has_room()) is not None:
-            is_used_up &= ~room.view(-1, 1, 1)
-        if bool(is_used_up.any()):
-            new = turns_to_go(self._scores(evicting), shielded, interval)
-            turns.copy_(torch.where(is_used_up, new, turns))
-        return turns
-
-    def _forget_turns(self, first: EvictingLayer) -> None:
-        if first.eviction.takes_turns:
-            first.slots.field(TURN).zero_()
 
 
 def _evicting(layers: list[CacheLayer]) -> list[EvictingLayer]:

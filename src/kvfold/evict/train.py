@@ -75,7 +75,7 @@ def train_policy(
     how = {"resume": resume, "on_progress": _with_speed(learner, on_progress)}
     record = train(learner, settings, folder, accelerator=accelerator, **how)
     facts, told = shape_facts(model), {"command": command, **record.to_dict()}
-    artifact = PolicyArtifact(learner.module, public_name(name), facts, told)
+    artifact = PolicyArtifact(learner.module, learner.importance, public_name(name), facts, told)
     if accelerator is None or accelerator.is_main_process:
         plot_curve(record, Path(folder) / CURVE)
         artifact.save_pretrained(folder)

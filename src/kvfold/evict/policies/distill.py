@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from kvfold.budget import Budget
 from kvfold.cache.slots import Slots
 from kvfold.errors import ConfigError
 from kvfold.evict.artifact import SHIPPED, PolicyArtifact, locate
@@ -28,6 +29,7 @@ from kvfold.evict.policy import (
     mean_over_layers,
     register_policy,
 )
+from kvfold.evict.whole_heads import HeadPlan, plan_heads
 from kvfold.models import shape_facts
 
 WINDOW = 64
@@ -40,7 +42,7 @@ _STATISTICS = ("mass", "spread", "weighted")
 class FeaturePolicy(Policy):
     """Notes the five features of every token; a subclass scores them."""
 
-    scopes = ("token",)
+    scopes = ("layer", "token")
     common = ("norm", *_STATISTICS)
 
     @property
@@ -83,12 +85,19 @@ class Distill(FeaturePolicy):
     """SHA-256 of the weights, to be warned of others; a saved cache has that of its policy."""
     every: int = 8
     """Generated tokens for which one scoring serves."""
+    whole: float = 0.1
+    """Share of the kv heads that may keep everything, the most important first; 0 for none. They
+    take at most 60 % of a budget, which has to be a share of the text's length."""
 
     summary = "a network trained to preserve the output distribution (DistillCache)"
 
     def __post_init__(self) -> None:
         """Check the options, and read the policy."""
         whole_number("distill", "every", self.every, least=1)
+        if isinstance(self.whole, bool) or not isinstance(self.whole, float | int):
+            raise ConfigError(f"distill: whole is {self.whole!r}, give a share of the kv heads")
+        if not 0 <= self.whole <= 1:
+            raise ConfigError(f"distill: whole is {self.whole:g}, give a share from 0 to 1")
         if not isinstance(self.policy, str | Path):
             raise ConfigError(
                 f"distill: policy is {self.policy!r}, give the name of a file, folder or Hub "
@@ -109,6 +118,12 @@ class Distill(FeaturePolicy):
     def interval(self) -> int:
         """Generated tokens for which one scoring serves."""
         return self.every
+
+    def plan(self, model: PreTrainedModel, budget: Budget) -> HeadPlan:
+        """The heads that were important on the model that the policy was trained on."""
+        if self.artifact.facts != shape_facts(model):
+            return HeadPlan({}, budget)
+        return plan_heads(self.artifact.importance, budget, self.whole)
 
     def concern(self, model: PreTrainedModel) -> str | None:
         """That its weights are not the expected ones, or its model was one of other shapes."""
