@@ -2,13 +2,14 @@
 
 DistillCache (arXiv 2608.08878): the reward of a step is `-KL(full || pruned)`, the kept set is
 drawn by Gumbel top-B, and its log-probability is weighted by the return's advantage over the other
-rollouts of the same prompt. Departures: each layer has a kept set of its own, and some heads keep
-everything, unless `scope` and `whole` say otherwise; reinforcement starts from a supervised ranker, fitted to
-the attention that each token will receive, and not from a random policy; a step is rolled out under
-several budgets, pruned a block of tokens at a time, on the text's own continuation; rewards are
-clipped; returns are means, not sums; log-probabilities are means over draws, and the entropy is the
-first draw's; advantages are divided by a running scale, and the running mean of the returns is the
-baseline of a single rollout only. A budget keeps at least 8 tokens, where the paper says 32.
+rollouts of the same prompt. Departures: each layer has a kept set of its own and some heads keep
+everything, unless `scope` and `whole` say otherwise; reinforcement starts from a supervised ranker,
+fitted to the attention that each token will receive, and not from a random policy; a step is rolled
+out under several budgets, pruned a block of tokens at a time, on the text's own continuation;
+rewards are clipped; returns are means, not sums; log-probabilities are means over draws, and the
+entropy is the first draw's; advantages are divided by a running scale, and the running mean of the
+returns is the baseline of a single rollout only. A budget keeps at least 8 tokens, where the paper
+says 32.
 """
 
 from __future__ import annotations
