@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 import kvfold
 from kvfold.cache import KVCache, prefill
 from kvfold.evict import POLICIES
+from kvfold.evict.layer import EvictingLayer
+from kvfold.evict.policies.distill import FeaturePolicy
 from tests.tiny import tiny_model
 
 EVICTING = [
@@ -73,8 +75,8 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 
 
 def held_positions(held: KVCache) -> list[list[list[list[int]]]]:
-    """Positions held, in order, by layer, row and head."""
-    layers = [layer.slots.positions.tolist() for layer in held.own_layers]
+    """Positions held, in order, by layer (or its parts), row and head."""
+    layers = [layer.slots.positions.tolist() for layer in held.parts]
     return [
         [[sorted(p for p in head if p >= 0) for head in row] for row in rows] for rows in layers
     ]
@@ -83,6 +85,14 @@ def held_positions(held: KVCache) -> list[list[list[list[int]]]]:
 def held_tensors(held: KVCache) -> list[torch.Tensor]:
     """Every tensor that the layers' slots own."""
     found: list[torch.Tensor] = []
-    for layer in held.own_layers:
+    for layer in held.parts:
         layer.slots.map(lambda tensor: found.append(tensor) or tensor)
     return found
+
+
+def features_of(held: KVCache) -> torch.Tensor:
+    """The features that a learned policy sees of the tokens that all layers hold, `[B, T, 5]`."""
+    layers = [part for part in held.parts if isinstance(part, EvictingLayer)]
+    policy = layers[0].eviction.policy
+    assert isinstance(policy, FeaturePolicy)
+    return policy.features([layer.slots for layer in layers])

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
-from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
+from kvfold.cache import CACHE_KEYWORD, CacheLayer, KVCache, prefill
+from kvfold.cache.split import SplitLayer
+from kvfold.evict.build import kv_heads
 
 NAME = "kvfold-oracle"
 _seen_by_layer: dict[int, torch.Tensor] = {}
@@ -42,17 +44,26 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 def flags(held: KVCache, total: int) -> list[torch.Tensor]:
     """Which of the tokens seen each layer holds, `[B, G, total]` booleans a layer."""
+    groups = kv_heads(held.model)
     found = []
     for layer in held.own_layers:
-        if layer.slots.is_empty:
-            found.append(torch.zeros(1, 1, total, dtype=torch.bool))
-            continue
-        positions, groups = layer.slots.positions.long(), layer.keys.shape[1]
-        # Empty slots fall on a column of their own, past the tokens.
-        positions = torch.where(positions < 0, total, positions)
-        flag = torch.zeros(*positions.shape[:2], total + 1, dtype=torch.bool)
-        found.append(flag.scatter_(2, positions, True)[..., :total].expand(-1, groups, -1))
+        heads = layer.heads if isinstance(layer, SplitLayer) else [list(range(groups))]
+        flag = torch.zeros(1, groups, total, dtype=torch.bool)
+        for part, own in zip(layer.parts, heads, strict=True):
+            if not part.slots.is_empty:
+                flag = flag.expand(len(part.slots.positions), -1, -1).clone()
+                flag[:, own] = _flags_of(part, total)
+        found.append(flag)
     return found
+
+
+def _flags_of(part: CacheLayer, total: int) -> torch.Tensor:
+    """`[B, P, total]`."""
+    positions = part.slots.positions.long()
+    # Empty slots fall on a column of their own, past the tokens.
+    positions = torch.where(positions < 0, total, positions)
+    flag = torch.zeros(*positions.shape[:2], total + 1, dtype=torch.bool)
+    return flag.scatter_(2, positions, True)[..., :total]
 
 
 class Twin:
@@ -74,7 +85,7 @@ class Twin:
         # A prompt is attended whole and cut afterwards; one token takes its slot beforehand.
         seen = after if count == 1 and start else [flag | new for flag in before]
         causal = torch.ones(count, total, dtype=torch.bool).tril(start)
-        groups = self.held.own_layers[0].keys.shape[1]
+        groups = kv_heads(self.model)
         for index, flag in enumerate(seen):
             visible = flag[:, :, None].expand(len(tokens), groups, count, total)
             _seen_by_layer[index] = visible & causal

@@ -27,7 +27,8 @@ README = Path(__file__).parents[2] / "README.md"
 def folder(tmp_path: Path) -> Path:
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
     facts = shape_facts(attached())
-    PolicyArtifact(network, "tiny", facts, {"steps": 3}).save_pretrained(tmp_path)
+    importance = torch.tensor([[0.3, 0.0], [0.1, 0.2]])
+    PolicyArtifact(network, importance, "tiny", facts, {"steps": 3}).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -63,7 +64,7 @@ def test_a_truncated_file_is_refused(folder: Path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 2}, "policy format 2, this version reads 1"),
+        ({"format": 1}, "policy format 1, this version reads 2"),
         ({"method": "sekv"}, "for method sekv, not distill"),
         ({"features": ["mass", "norm"]}, r"features \['mass', 'norm'\]"),
         ({"facts": None}, "does not hold"),
@@ -79,8 +80,16 @@ def test_weights_of_other_shapes_or_no_numbers_are_refused(folder: Path):
     rewrite(folder, weights={"layers.0.weight": torch.zeros(128, 6)})
     with pytest.raises(ArtifactError, match="does not hold the weights"):
         PolicyArtifact.from_pretrained(folder)
-    rewrite(folder, weights={"layers.0.weight": torch.full((128, 5), torch.nan)})
-    with pytest.raises(ArtifactError, match="not numbers"):
+    for name, shape in (("layers.0.weight", (128, 5)), ("importance", (2, 2))):
+        rewrite(folder, weights={name: torch.full(shape, torch.nan)})
+        with pytest.raises(ArtifactError, match="not numbers"):
+            PolicyArtifact.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(2), torch.zeros(2, 2, dtype=torch.long)])
+def test_an_importance_that_is_none_is_refused(folder: Path, wrong: torch.Tensor):
+    rewrite(folder, weights={"importance": wrong})
+    with pytest.raises(ArtifactError, match="its importance"):
         PolicyArtifact.from_pretrained(folder)
 
 

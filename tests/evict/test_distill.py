@@ -6,8 +6,14 @@ import torch
 import kvfold
 from kvfold.cache import KVCache
 from kvfold.errors import ConfigError
-from kvfold.evict.rollout import features_of
-from tests.contract import assert_close, attached, held_positions, left_padded, teacher_forced
+from tests.contract import (
+    assert_close,
+    attached,
+    features_of,
+    held_positions,
+    left_padded,
+    teacher_forced,
+)
 from tests.tiny import tiny_ids, tiny_model
 
 BUDGET, SINKS, RECENT = 24, 2, 6
@@ -18,52 +24,70 @@ def distill(**options: object) -> KVCache:
     return kvfold.make_cache(attached(), "distill", budget=BUDGET, **options)
 
 
-def held(cache: KVCache) -> set[int]:
-    return set(held_positions(cache)[0][0][0])
+def held(cache: KVCache, layer: int) -> set[int]:
+    return set(held_positions(cache)[layer][0][0])
 
 
-def scores(cache: KVCache) -> dict[int, float]:
+def scores(cache: KVCache, layer: int) -> dict[int, float]:
     """The network's score of each token that may go, by position, a token at a time."""
-    network = cache.own_layers[0].eviction.policy.artifact.network
-    features, positions = features_of(cache.own_layers)[0], cache.own_layers[0].slots.positions
+    policy, slots = cache.parts[0].eviction.policy, [part.slots for part in cache.parts]
+    mine = slots if cache.spec.scope == "token" else [slots[layer]]
+    network, features = policy.artifact.network, policy.features(mine)[0]
     seen, count = cache.get_seq_length(), torch.tensor([features.shape[0]])
     with torch.no_grad():
         every = [
             float(network.score(network.compress(features[None, slot : slot + 1], count)))
             for slot in range(features.shape[0])
         ]
-    named = dict(zip(positions[0, 0].tolist(), every, strict=True))
+    named = dict(zip(mine[0].positions[0, 0].tolist(), every, strict=True))
     return {p: s for p, s in named.items() if SINKS <= p < seen - RECENT}
 
 
-def lowest(cache: KVCache, count: int) -> list[int]:
-    candidates = scores(cache)
+def lowest(cache: KVCache, layer: int, count: int) -> list[int]:
+    candidates = scores(cache, layer)
     return sorted(candidates, key=lambda position: candidates[position])[:count]
 
 
+@pytest.mark.parametrize("scope", ["layer", "token"])
 @pytest.mark.parametrize("every", [1, 3, 8])
-def test_the_lowest_scores_go_in_turn(every: int):
-    model, cache, tokens = attached(), distill(every=every), tiny_ids(1, 90)
+def test_the_lowest_scores_go_in_turn(every: int, scope: str):
+    model, cache, tokens = attached(), distill(every=every, scope=scope), tiny_ids(1, 90)
+    whole = kvfold.make_cache(
+        model, "distill", budget=1000, sinks=SINKS, recent=RECENT, scope=scope
+    )
+    kvfold.prefill(model, tokens[:, :60], whole)
     kvfold.prefill(model, tokens[:, :60], cache)
-    waiting: list[int] = []
+    layers = range(len(cache.parts))
+    cut = 60 - BUDGET
+    # The cut's own scores serve for the first tokens, for fewer in some layers than in others.
+    first = [1 + (layer if scope == "layer" else 0) % every for layer in layers]
+    waiting = [
+        lowest(whole, layer, cut + first[layer])[cut:] if every > 1 else [] for layer in layers
+    ]
     for step in range(60, 90):
-        waiting = waiting or lowest(cache, every)
-        before = held(cache)
+        for layer in layers:
+            waiting[layer] = waiting[layer] or lowest(cache, layer, every)
+        before = [held(cache, layer) for layer in layers]
         kvfold.prefill(model, tokens[:, step : step + 1], cache)
-        assert before - held(cache) == {waiting.pop(0)}
-        assert step in held(cache)
-        assert {tuple(layer[0][0]) for layer in held_positions(cache)} == {
-            tuple(sorted(held(cache)))
-        }
+        for layer in layers:
+            assert before[layer] - held(cache, layer) == {waiting[layer].pop(0)}
+            assert step in held(cache, layer)
+    assert len({tuple(sorted(held(cache, layer))) for layer in layers}) == (
+        len(layers) if scope == "layer" else 1
+    )
 
 
-def test_a_prompt_is_cut_to_the_highest_scores():
+@pytest.mark.parametrize("scope", ["layer", "token"])
+def test_a_prompt_is_cut_to_the_highest_scores(scope: str):
     model, tokens = attached(), tiny_ids(1, 60)
-    whole = kvfold.make_cache(model, "distill", budget=1000, sinks=SINKS, recent=RECENT)
+    whole = kvfold.make_cache(
+        model, "distill", budget=1000, sinks=SINKS, recent=RECENT, scope=scope
+    )
     kvfold.prefill(model, tokens, whole)
-    cache = distill()
+    cache = distill(scope=scope)
     kvfold.prefill(model, tokens, cache)
-    assert held(cache) == set(range(60)) - set(lowest(whole, 60 - BUDGET))
+    for layer in range(len(cache.parts)):
+        assert held(cache, layer) == set(range(60)) - set(lowest(whole, layer, 60 - BUDGET))
 
 
 def test_scoring_rarely_is_the_same_for_a_row_in_a_batch():
@@ -106,9 +130,9 @@ def test_bfloat16_sees_the_features_of_float32(padded: bool):
         model = tiny_model(gain=1.0).to(dtype)
         kvfold.attach(model)
         # Nothing goes, so that both hold the same tokens in the same slots.
-        cache = kvfold.make_cache(model, "distill", budget=1000)
+        cache = kvfold.make_cache(model, "distill", budget=1000, scope="token")
         teacher_forced(model, cache, tiny_ids(2, 60), tiny_ids(2, 20, seed=1), mask=mask)
-        features = features_of(cache.own_layers)
+        features = features_of(cache)
         assert features.dtype == torch.float32
         found.append((features, cache.own_layers[0].slots.positions[:, 0]))
     (exact, positions), (rounded, same) = found

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import kvfold
 from kvfold.evict.features import attention_statistics, feature_matrix, value_norms
 from kvfold.evict.policies.distill import WINDOW
-from kvfold.evict.rollout import features_of
-from tests.contract import attached, left_padded, teacher_forced
+from tests.contract import attached, features_of, left_padded, teacher_forced
 from tests.tiny import tiny_ids
 
 
@@ -87,7 +86,7 @@ def test_prompt_features_are_those_of_the_models_own_attention(length: int):
     from tests.tiny import tiny_model
 
     model, tokens = attached(), tiny_ids(1, length)
-    cache = kvfold.make_cache(model, "distill", budget=1000, recent=0, sinks=0)
+    cache = kvfold.make_cache(model, "distill", budget=1000, scope="token", recent=0, sinks=0)
     kvfold.prefill(model, tokens, cache)
     plain = tiny_model(attn_implementation="eager")
     with torch.no_grad():
@@ -97,7 +96,7 @@ def test_prompt_features_are_those_of_the_models_own_attention(length: int):
     statistics = torch.stack(
         [reference(layer[:, None].float(), [window]) for layer in layers]
     ).mean(0) * (window / WINDOW)
-    found = features_of(cache.own_layers)[0].double()
+    found = features_of(cache)[0].double()
     assert torch.allclose(found[:, 0], statistics[0, 0], atol=1e-6)
     assert torch.allclose(found[:, 2], statistics[1, 0], atol=1e-6)
     assert torch.allclose(found[:, 3], statistics[2, 0] / statistics[0, 0], rtol=1e-4)
@@ -106,9 +105,9 @@ def test_prompt_features_are_those_of_the_models_own_attention(length: int):
 
 def test_decode_features_do_not_depend_on_how_a_text_came_in():
     model, tokens = attached(), tiny_ids(1, 90)
-    token_by_token = kvfold.make_cache(model, "distill", budget=1000)
+    token_by_token = kvfold.make_cache(model, "distill", budget=1000, scope="token")
     teacher_forced(model, token_by_token, tokens[:, :80], tokens[:, 80:])
-    padded = kvfold.make_cache(model, "distill", budget=1000)
+    padded = kvfold.make_cache(model, "distill", budget=1000, scope="token")
     teacher_forced(
         model,
         padded,
@@ -117,5 +116,5 @@ def test_decode_features_do_not_depend_on_how_a_text_came_in():
         mask=left_padded([80, 87], 87),
     )
     # A cut packs the tokens of a padded row, in order.
-    found = features_of(padded.own_layers)[0, :90]
-    assert torch.allclose(found, features_of(token_by_token.own_layers)[0], atol=1e-5)
+    found = features_of(padded)[0, :90]
+    assert torch.allclose(found, features_of(token_by_token)[0], atol=1e-5)

@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import kvfold
 from kvfold.budget import Budget
 from kvfold.errors import ConfigError, UnsupportedModelError
+from kvfold.evict.artifact import PolicyArtifact
 from kvfold.evict.learner import DistillSettings, PolicyLearner, discounted
 from kvfold.evict.network import PolicyNetwork
-from kvfold.evict.rollout import Decision, Law, Rollout, Text
+from kvfold.evict.policy import Scope
+from kvfold.evict.rollout import Decision, Keeping, Law, Rollout, Student, Text
 from kvfold.evict.train import train_policy
+from kvfold.evict.whole_heads import HeadPlan, plan_heads
+from kvfold.models import shape_facts
 from kvfold.ops.sampling import conditional_poisson_sample, plackett_luce_sample
 from kvfold.training import TrainingSettings
 from kvfold.training.corpus import Excerpt
@@ -19,7 +24,15 @@ from tests.contract import assert_close, attached
 from tests.tiny import tiny_ids, tiny_model
 
 SMALL = DistillSettings(
-    budgets=(0.3,), horizon=12, block=4, rollouts=3, sinks=2, recent=4, validation=2
+    budgets=(0.3,),
+    ranker_texts=2,
+    importance_texts=2,
+    horizon=12,
+    block=4,
+    rollouts=3,
+    sinks=2,
+    recent=4,
+    validation=2,
 )
 
 
@@ -50,14 +63,15 @@ class Planted:
     def roll_out(
         self, network: PolicyNetwork, rollouts: int, generator: torch.Generator, law: Law
     ) -> Rollout:
-        features = self.features.expand(rollouts, -1, -1)
-        candidates = torch.ones(features.shape[:2], dtype=torch.bool)
+        features = self.features.expand(1, rollouts, -1, -1)
+        held = self.held.expand(1, rollouts)
+        candidates = torch.ones(features.shape[:3], dtype=torch.bool)
         draw = plackett_luce_sample if law == "plackett-luce" else conditional_poisson_sample
         with torch.no_grad():
-            scores = network(features, self.held.expand(rollouts))
+            scores = network(features[0], held[0])[None]
             kept = draw(scores, 6, generator=generator)
-        lost = 1 - (kept == self.planted).any(-1).float()
-        decision = Decision(0, features, self.held.expand(rollouts), candidates, kept)
+        lost = 1 - (kept[0] == self.planted).any(-1).float()
+        decision = Decision(0, features, held, candidates, kept)
         return Rollout((decision,), lost[:, None])
 
 
@@ -107,25 +121,35 @@ def test_one_rollout_is_measured_against_the_running_mean():
     assert learner._advantages(torch.tensor([[-1.0]])) > 0.5
 
 
+def student(tokens: int, continuation: int, budget: Budget, scope: Scope = "layer") -> Student:
+    """A random text's cache in which no head keeps everything."""
+    text = Text(attached(), tiny_ids(1, tokens)[0], continuation)
+    return text.student(Keeping(scope, sinks=2, recent=4), HeadPlan({}, budget))
+
+
+@pytest.mark.parametrize("scope", ["layer", "token"])
 @pytest.mark.parametrize("block", [1, 4, 5, 11, 12])
 @pytest.mark.parametrize("share", [0.3, 0.9])
-def test_rollouts_record_each_choice_that_the_continuation_sees(block: int, share: float):
-    text = Text(attached(), tiny_ids(1, 172)[0], 12, sinks=2, recent=4)
+def test_rollouts_record_each_choice_that_the_continuation_sees(
+    block: int, share: float, scope: Scope
+):
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     budget = Budget(share, "ratio")
-    rollout = text.roll_out(network, budget, rollouts=3, block=block, generator=generator)
+    pruned = student(172, 12, budget, scope)
+    rollout = pruned.roll_out(network, rollouts=3, block=block, generator=generator)
+    sets = 1 if scope == "token" else len(pruned.features[0])
     assert rollout.divergences.shape == (3, 12)
     assert torch.isfinite(rollout.divergences).all()
     kept = budget.tokens(160)
     for decision in rollout.decisions:
-        always = int((~decision.candidates[0]).sum())
-        assert all(decision.candidates.gather(1, decision.kept).flatten())
-        assert decision.kept.shape[1] + always <= budget.tokens(160 + decision.at)
+        always = int((~decision.candidates[0, 0]).sum())
+        assert all(decision.candidates.gather(2, decision.kept).flatten())
+        assert decision.kept.shape[2] + always <= budget.tokens(160 + decision.at)
     first = rollout.decisions[0]
-    assert (first.at, first.features.shape) == (0, (3, 160, 5))
-    assert first.kept.shape[1] + 6 == kept
-    assert len({tuple(sorted(row)) for row in first.kept.tolist()}) == 3
+    assert (first.at, first.features.shape) == (0, (sets, 3, 160, 5))
+    assert first.kept.shape[2] + 6 == kept
+    assert len({tuple(sorted(row)) for row in first.kept.flatten(0, 1).tolist()}) == 3 * sets
     # A single token takes the slot of one that goes before it, a block is cut after it.
     single = range(12) if block == 1 else range(11, 12) if block == 11 else ()
     after = [at for at in range(block, 12, block) if block > 1 and is_over(budget, at, block)]
@@ -149,9 +173,9 @@ def kept_before(budget: Budget, at: int, block: int) -> int:
 
 def test_a_choice_is_judged_by_what_comes_after_it():
     learner = PolicyLearner(attached(), TinyCorpus(), DistillSettings(discount=0, horizon=8))
-    features = torch.rand(2, 9, 5, generator=torch.Generator().manual_seed(0))
-    candidates, held = torch.ones(2, 9, dtype=torch.bool), torch.tensor([9, 9])
-    kept = torch.tensor([[0, 1], [2, 3]])
+    features = torch.rand(1, 2, 9, 5, generator=torch.Generator().manual_seed(0))
+    candidates, held = torch.ones(1, 2, 9, dtype=torch.bool), torch.tensor([[9, 9]])
+    kept = torch.tensor([[[0, 1], [2, 3]]])
     choices = [Decision(at, features, held, candidates, kept) for at in (0, 5)]
     divergences = torch.zeros(2, 8)
     divergences[0, 5] = 1.0
@@ -174,33 +198,33 @@ def test_a_prompt_within_the_budget_teaches_nothing():
 
 
 def test_a_continuation_of_one_token():
-    text = Text(attached(), tiny_ids(1, 61)[0], 1, sinks=2, recent=4)
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
-    rollout = text.roll_out(network, Budget(0.3, "ratio"), block=1)
+    rollout = student(61, 1, Budget(0.3, "ratio")).roll_out(network, block=1)
     assert [decision.at for decision in rollout.decisions] == [0, 0]
     assert rollout.divergences.shape == (1, 1)
 
 
 def test_a_rollout_that_keeps_everything_says_the_same():
-    text = Text(attached(), tiny_ids(1, 72)[0], 12, sinks=2, recent=4)
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
-    rollout = text.roll_out(network, Budget(500, "tokens"), rollouts=2, block=4)
+    rollout = student(72, 12, Budget(500, "tokens")).roll_out(network, rollouts=2, block=4)
     assert rollout.divergences.max() < 1e-5
 
 
-def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path):
-    import kvfold
-    from kvfold.evict.artifact import PolicyArtifact
-
-    model, tokens = attached(), tiny_ids(1, 72)
+@pytest.mark.parametrize("scope", ["layer", "token"])
+@pytest.mark.parametrize("whole", [0.0, 0.25])
+def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path, scope: Scope, whole: float):
+    model, tokens, budget = attached(), tiny_ids(1, 72), Budget(0.5, "ratio")
     network = PolicyNetwork(generator=torch.Generator().manual_seed(3))
-    PolicyArtifact(network, "tiny", {}, {}).save_pretrained(tmp_path)
-    cache = kvfold.make_cache(
-        model, "distill", budget=20, sinks=2, recent=4, every=1, policy=str(tmp_path)
-    )
+    importance = torch.tensor([[0.1, 0.4], [0.2, 0.3]])
+    artifact = PolicyArtifact(network, importance, "tiny", shape_facts(model), {})
+    artifact.save_pretrained(tmp_path)
+    options = {"sinks": 2, "recent": 4, "scope": scope, "whole": whole, "every": 1}
+    cache = kvfold.make_cache(model, "distill", budget=budget, policy=str(tmp_path), **options)
     kvfold.prefill(model, tokens[:, :60], cache)
-    text = Text(model, tokens[0], 12, sinks=2, recent=4)
-    rollout = text.roll_out(network, Budget(20, "tokens"), block=1)
+    text = Text(model, tokens[0], 12)
+    pruned = text.student(Keeping(scope, 2, 4), plan_heads(importance, budget, whole))
+    rollout = pruned.roll_out(network, block=1)
+    assert rollout.divergences.max() > 1e-3
     expected = text.expected.log_softmax(-1)
     for step in range(12):
         logits = kvfold.prefill(model, tokens[:, 60 + step : 61 + step], cache)[0].log_softmax(-1)
@@ -210,12 +234,14 @@ def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path):
 
 def test_the_attention_to_come_is_the_continuations_own():
     tokens = tiny_ids(1, 72)
-    text = Text(attached(), tokens[0], 12, sinks=2, recent=4)
     plain = tiny_model(attn_implementation="eager")
     with torch.no_grad():
         output = plain(tokens, output_attentions=True)
-    expected = torch.stack([layer[0, :, -12:, :60].mean((0, 1)) for layer in output.attentions])
-    assert_close(text.mass_to_come, expected.mean(0), 1e-4)
+    layers = [layer[0, :, -12:, :60].mean((0, 1)) for layer in output.attentions]
+    text = Text(attached(), tokens[0], 12)
+    for scope, expected in (("layer", layers), ("token", [torch.stack(layers).mean(0)])):
+        pruned = text.student(Keeping(scope, 2, 4), HeadPlan({}, Budget(0.3, "ratio")))
+        assert_close(pruned.mass_to_come(), torch.stack(expected), 1e-4)
 
 
 def run(folder: Path, steps: int = 6, **options: object):
@@ -235,6 +261,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     resumed = run(tmp_path / "parts", resume=True)
     for name, weight in whole.artifact.network.state_dict().items():
         assert torch.equal(resumed.artifact.network.state_dict()[name], weight), name
+    assert torch.equal(resumed.artifact.importance, whole.artifact.importance)
+    assert whole.artifact.importance.abs().max() > 0
     kept = ("curve", "best_step", "best_metrics")
     assert all(resumed.artifact.record[k] == whole.artifact.record[k] for k in kept)
     assert whole.curve.read_bytes().startswith(b"\x89PNG")
@@ -253,6 +281,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
         {"clip": 0.0},
         {"features": ("height",)},
         {"features": ()},
+        {"scope": "head"},
+        {"whole": 1.5},
+        {"importance_texts": -1},
     ],
 )
 def test_settings_that_cannot_be_trained_with_are_refused(wrong: dict):

@@ -117,8 +117,13 @@ def _of_layer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.T
 def _facts(layer: object) -> dict[str, object]:
     if isinstance(layer, CacheLayer | SplitLayer):
         evicted = [part.has_evicted for part in layer.parts]
-        return {"seen": layer.seen, "has_evicted": evicted}
+        return {"seen": layer.seen, "has_evicted": evicted, "heads": _heads(layer)}
     return {"seen": getattr(layer, "cumulative_length", None)}
+
+
+def _heads(layer: CacheLayer | SplitLayer) -> list[list[int]] | None:
+    """The kv heads of each part; None where there are no parts."""
+    return list(layer.heads) if isinstance(layer, SplitLayer) else None
 
 
 def _tensors(layer: object) -> dict[str, torch.Tensor]:
@@ -144,6 +149,8 @@ def _restore(layer: object, facts: dict, tensors: dict[str, torch.Tensor]) -> No
     if not tensors:
         return
     if isinstance(layer, CacheLayer | SplitLayer):
+        if _heads(layer) != facts["heads"]:
+            raise ValueError("its policy now lets other kv heads keep everything")
         for index, (part, evicted) in enumerate(
             zip(layer.parts, facts["has_evicted"], strict=True)
         ):

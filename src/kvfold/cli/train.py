@@ -106,8 +106,7 @@ def distill(
 ) -> None:
     """Train a policy of DistillCache: which tokens to keep so that the model says the same.
 
-    The folder then is what `policy` takes in `kvfold.make_cache(model, "distill", policy=FOLDER)`.
-    An interrupted run goes on with --resume.
+    `policy` in `kvfold.make_cache` takes the folder; --resume goes on after an interruption.
     """
     check_model(model, dtype)
     folder = _folder(out)

@@ -46,6 +46,13 @@ class PolicyArtifact:
     record: dict[str, object]
     """How it was trained: settings, data hashes, versions, seed, curve."""
 
+    @property
+    def scope(self) -> str:
+        """What shares one kept set, as it was trained."""
+        identity = self.record.get("identity")
+        settings = identity.get("settings") if isinstance(identity, dict) else None
+        return str(settings.get("scope", "layer")) if isinstance(settings, dict) else "layer"
+
     def digest(self) -> str:
         """SHA-256 of all that decides what is kept."""
         return digest_of("", self._tensors())

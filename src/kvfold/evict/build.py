@@ -130,7 +130,7 @@ def _settled(policy: Policy, options: dict[str, object]) -> dict[str, object]:
 
 def _scope(method: str, policy: Policy, scope: object) -> Scope:
     if scope is None:
-        return policy.scopes[0]
+        return policy.default_scope
     for known in get_args(Scope):
         if scope == known and known in policy.scopes:
             return known

@@ -78,7 +78,7 @@ class Policy(ABC):
     summary: ClassVar[str]
     """One line for the command line's help."""
     scopes: ClassVar[tuple[Scope, ...]] = ("head", "layer", "token")
-    """The scopes it is defined for, the default first."""
+    """The scopes it is defined for."""
     fields: ClassVar[tuple[str, ...]] = ()
     """What it notes of each slot and kv head."""
     common: ClassVar[tuple[str, ...]] = ()
@@ -95,6 +95,11 @@ class Policy(ABC):
     def interval(self) -> int:
         """Generated tokens for which one scoring of all layers serves (scope token)."""
         return 1
+
+    @property
+    def default_scope(self) -> Scope:
+        """The scope when none is asked for."""
+        return self.scopes[0]
 
     def plan(self, model: PreTrainedModel, budget: Budget) -> HeadPlan:
         """Which kv heads keep everything, and what the others keep; none unless it knows better."""

@@ -1,9 +1,11 @@
 """distill: a small network, trained to preserve the full cache's output distribution.
 
-DistillCache (arXiv 2608.08878). One kept set for all layers and heads: five features of each token,
-averaged over layers, are scored by an MLP that reinforcement learning has trained. Departures:
-the features' exponential window in decode (see `kvfold.evict.features`), the protected set of
-`sinks` and `recent` (0 for the paper's), and one scoring for several generated tokens (`every`).
+DistillCache (arXiv 2608.08878). Five features of each token are scored by an MLP that reinforcement
+learning has trained; the kv heads that matter most keep everything within the same total.
+Departures: one kept set for each layer, its features averaged over the heads that are pruned (the
+paper's is one for all layers, scope `token`); the features' exponential window in decode (see
+`kvfold.evict.features`); the protected set of `sinks` and `recent` (0 for the paper's); and one
+scoring for several generated tokens (`every`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from kvfold.evict.policy import (
     NewTokens,
     Observation,
     Policy,
+    Scope,
     mean_over_layers,
     register_policy,
 )
@@ -113,6 +116,11 @@ class Distill(FeaturePolicy):
     def artifact(self) -> PolicyArtifact:
         """The trained policy."""
         return PolicyArtifact.from_pretrained(self.policy)
+
+    @property
+    def default_scope(self) -> Scope:
+        """The one that its policy was trained for."""
+        return "token" if self.artifact.scope == "token" else "layer"
 
     @property
     def interval(self) -> int:
