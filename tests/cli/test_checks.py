@@ -18,6 +18,7 @@ from tests.processes import environment
 REFUSED = [
     ["compare", "--budget", "abc"],
     ["compare", "--methods", "foo"],
+    ["compare", "--methods", ","],
     ["compare", "--dtype", "int8"],
     ["compare", "--max-new-tokens", "-3"],
     ["compare", "--chunk-size", "0"],

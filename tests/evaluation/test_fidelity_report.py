@@ -130,6 +130,8 @@ def test_differences_are_paired() -> None:
     turned = {(e.group, e.other): e for e in differences(ROWS, "h2o", seed=0)}
     assert turned["prose", "distill"].verdict == "further from full"
     assert ("prose", "full") not in found
+    alone = [row("h2o", "prose", 0, 0.5), row("distill", "prose", 0, 0.1)]
+    assert {each.verdict for each in differences(alone, "h2o", seed=0)} == {"one sample alone"}
 
 
 def test_markdown_has_every_group_and_difference(report: Report) -> None:

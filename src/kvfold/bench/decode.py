@@ -37,7 +37,7 @@ class Payoff:
     ratio: float
     """Median throughput over that of `full`."""
     verdict: str
-    """`faster` or `slower` in every round, else `no clear difference`."""
+    """`faster` or `slower` in every round of several, else `no clear difference`."""
 
     def to_dict(self) -> dict[str, object]:
         """The finding as plain data."""
@@ -155,6 +155,8 @@ def payoffs(comparisons: list[Comparison]) -> list[Finding]:
 
 
 def _verdict(ratio: Spread) -> str:
+    if len(ratio.samples) < 2:
+        return "one round alone"
     if ratio.lowest > 1:
         return "faster"
     return "slower" if ratio.highest < 1 else "no clear difference"

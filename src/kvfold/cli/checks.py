@@ -29,8 +29,11 @@ def check_methods(names: Iterable[str], *, besides: Iterable[str] = ()) -> None:
         besides: Other names that will do.
 
     Raises:
-        ConfigError: With the names there are.
+        ConfigError: With the names there are, also when none is given.
     """
+    names = tuple(names)
+    if not names:
+        raise ConfigError(f"no method is named: choose from {', '.join(method_names())}")
     known: Registry[str] = Registry("method")
     for name in (*besides, *method_names()):
         known.register(name, name)

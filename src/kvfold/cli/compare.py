@@ -105,7 +105,8 @@ def compare(
     text = _check_document(document, question, length)
     folder = output_folder(out)
     check_budget(budget)
-    check_methods(listed(methods or ""))
+    if methods is not None:
+        check_methods(listed(methods))
     check_counts(max_new_tokens=max_new_tokens, chunk_size=chunk_size, length=length)
     check_model(model, dtype)
     settings = _settings(

@@ -69,7 +69,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """What the interval says; nothing where there is one sample, which has none."""
+        if self.kl.count < 2:
+            return "one sample alone"
         if self.kl.high < 0:
             return "nearer to full"
         return "further from full" if self.kl.low > 0 else "no clear difference"

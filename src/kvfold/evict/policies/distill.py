@@ -86,7 +86,7 @@ class Distill(FeaturePolicy):
     """A file, folder or Hub repository of a trained policy; the shipped one by default."""
     digest: str | None = None
     """SHA-256 of the weights, to be warned of others; a saved cache has that of its policy."""
-    every: int = 8
+    every: int = 32
     """Generated tokens for which one scoring serves."""
     whole: float = 0.1
     """Share of the kv heads that may keep everything, the most important first; 0 for none. They
