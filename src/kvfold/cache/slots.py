@@ -15,6 +15,8 @@ from kvfold.ops.selection import EMPTY
 
 POSITION_DTYPE = torch.int32
 
+_FIELDS, _COMMON = "fields", "common"
+
 
 def headroom(slots: int) -> int:
     """Slots to allocate beyond those in use, so that growing copies little: 1/32, at least 16."""
@@ -25,8 +27,9 @@ class Slots:
     """Growing storage of one layer, `[B, G, T, D]` keys and values.
 
     `positions` is `[B, P, T]`: P = G when every kv head keeps its own tokens, 1 when all keep the
-    same. `fields` are one number a slot and kv head, `[B, G, T]` in float32; `common` fields are
-    one number a slot, `[B, 1, T]`.
+    same. Fields are one number a slot and kv head, `[B, G, T]` in float32; common ones one number a
+    slot, `[B, 1, T]`. All of a kind stand in one tensor, `[B, G, F, T]` and `[B, 1, F, T]`,
+    so that a token is forgotten, and a block of fields updated, in one operation.
     """
 
     def __init__(
@@ -73,7 +76,21 @@ class Slots:
 
     def field(self, name: str) -> torch.Tensor:
         """`[B, G, T]`, or `[B, 1, T]` of a common field; a view that may be written in place."""
-        return self._tensors[name].narrow(2, 0, self.length)
+        return self._whole_field(name).narrow(2, 0, self.length)
+
+    def block(self, first: str, count: int) -> torch.Tensor:
+        """Fields that were named one after the other, `[B, G or 1, count, T]`; a view as well."""
+        kind, index = self._place_of(first)
+        return self._tensors[kind].narrow(3, 0, self.length).narrow(2, index, count)
+
+    def _whole_field(self, name: str) -> torch.Tensor:
+        kind, index = self._place_of(name)
+        return self._tensors[kind][:, :, index]
+
+    def _place_of(self, name: str) -> tuple[str, int]:
+        if name in self.common:
+            return _COMMON, self.common.index(name)
+        return _FIELDS, self.fields.index(name)
 
     @property
     def capacity(self) -> int:
@@ -88,7 +105,10 @@ class Slots:
     @property
     def bytes_per_token(self) -> int:
         """What one more token of every row takes, its position and fields included."""
-        return sum(t[:, :, 0].numel() * t.element_size() for t in self._tensors.values())
+        return sum(
+            tensor.select(_time(name), 0).numel() * tensor.element_size()
+            for name, tensor in self._tensors.items()
+        )
 
     @property
     def nbytes(self) -> int:
@@ -138,14 +158,18 @@ class Slots:
             "values": _adopted(values) if headroom == 0 else _resized(values, capacity),
             "positions": positions.to(keys.device),
         }
-        for name in self.fields:
-            heads = 1 if name in self.common else groups
-            self._tensors[name] = keys.new_zeros((batch, heads, capacity), dtype=torch.float32)
+        for name, heads, count in (
+            (_FIELDS, groups, len(self.fields) - len(self.common)),
+            (_COMMON, 1, len(self.common)),
+        ):
+            if count:
+                shape = (batch, heads, count, capacity)
+                self._tensors[name] = keys.new_zeros(shape, dtype=torch.float32)
 
     def _grow(self, capacity: int) -> None:
         for name, tensor in self._tensors.items():
             fill = EMPTY if name == "positions" else 0
-            self._tensors[name] = _resized(tensor, capacity, self.length, fill)
+            self._tensors[name] = _resized(tensor, capacity, self.length, fill, _time(name))
 
     def reserve(self, capacity: int) -> None:
         """Allocate at least `capacity` slots."""
@@ -161,8 +185,11 @@ class Slots:
     def clear(self, where: slice) -> None:
         """Make slots empty."""
         self._tensors["positions"][:, :, where] = EMPTY
-        for name in self.fields:
-            self._tensors[name][:, :, where] = 0
+        for notes in self._notes():
+            notes[..., where] = 0
+
+    def _notes(self) -> list[torch.Tensor]:
+        return [self._tensors[name] for name in (_FIELDS, _COMMON) if name in self._tensors]
 
     def put(self, where: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write keys and values, and forget what was noted of the slots.
@@ -181,8 +208,9 @@ class Slots:
         heads = where.expand(-1, keys.shape[1], -1)
         for name, new in (("keys", keys), ("values", values)):
             self._tensors[name].scatter_(2, heads[..., None].expand_as(new), new)
-        for name in self.fields:
-            self._tensors[name].scatter_(2, where if name in self.common else heads, 0.0)
+        for notes in self._notes():
+            places = where if notes.shape[1] == where.shape[1] else heads
+            notes.scatter_(3, places[:, :, None].expand(-1, -1, notes.shape[2], -1), 0.0)
 
     def place(self, where: slice | torch.Tensor, positions: torch.Tensor) -> None:
         """Say which tokens stand in slots.
@@ -207,9 +235,9 @@ class Slots:
             numbers: `[B, G, N]`, or `[B, 1, N]` of a common field.
         """
         if isinstance(where, slice):
-            self._tensors[name][:, :, where] = numbers
+            self._whole_field(name)[:, :, where] = numbers
         else:
-            self._tensors[name].scatter_(2, where.expand_as(numbers), numbers.float())
+            self._whole_field(name).scatter_(2, where.expand_as(numbers), numbers.float())
 
     def keep(self, indices: torch.Tensor, held: torch.Tensor) -> None:
         """Keep some slots and free the memory of the others.
@@ -221,8 +249,11 @@ class Slots:
         for name, tensor in self._tensors.items():
             where = indices if name == "positions" else indices.expand(-1, tensor.shape[1], -1)
             if tensor.ndim == 4:
-                where = where[..., None].expand(-1, -1, -1, tensor.shape[3])
-            self._tensors[name] = tensor.gather(2, where)
+                other = 5 - _time(name)
+                sizes = [-1] * 4
+                sizes[other] = tensor.shape[other]
+                where = where.unsqueeze(other).expand(sizes)
+            self._tensors[name] = tensor.gather(_time(name), where)
         self._tensors["positions"].masked_fill_(~held, EMPTY)
         self.length, self.in_order = indices.shape[2], True
 
@@ -238,7 +269,7 @@ class Slots:
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name, without the unused slots."""
         for name, tensor in self._tensors.items():
-            yield name, tensor.narrow(2, 0, self.length)
+            yield name, tensor.narrow(_time(name), 0, self.length)
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take the tensors of `state` back."""
@@ -246,14 +277,19 @@ class Slots:
         self.length, self.in_order = tensors["keys"].shape[2], False
 
 
+def _time(name: str) -> int:
+    """The dimension of a tensor that counts slots."""
+    return 3 if name in (_FIELDS, _COMMON) else 2
+
+
 def _resized(
-    tensor: torch.Tensor, capacity: int, used: int | None = None, fill: float = 0
+    tensor: torch.Tensor, capacity: int, used: int | None = None, fill: float = 0, time: int = 2
 ) -> torch.Tensor:
     """A copy of the used slots in a buffer of `capacity`, the rest filled."""
-    used = tensor.shape[2] if used is None else used
-    buffer = tensor.new_empty((*tensor.shape[:2], capacity, *tensor.shape[3:]))
-    buffer[:, :, :used] = tensor[:, :, :used]
-    buffer[:, :, used:] = fill
+    used = tensor.shape[time] if used is None else used
+    buffer = tensor.new_empty((*tensor.shape[:time], capacity, *tensor.shape[time + 1 :]))
+    buffer.narrow(time, 0, used).copy_(tensor.narrow(time, 0, used))
+    buffer.narrow(time, used, capacity - used).fill_(fill)
     return buffer
 
 

@@ -17,34 +17,30 @@ of the mass, attention-weighted entropy in nats of the queries that attend, posi
 _TINY = 1e-30
 
 
-def attention_statistics(
-    probabilities: torch.Tensor, queries: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def attention_statistics(probabilities: torch.Tensor, queries: int | torch.Tensor) -> torch.Tensor:
     """What the slots of one layer receive from some queries, averaged over them.
 
     Args:
         probabilities: `[B, G, H/G, Q, T]` in float32, zero for padding queries.
-        queries: How many of the Q queries are tokens, `[B]` or `[1]`.
+        queries: How many of the Q queries are tokens, one number or one a row `[B]`.
 
     Returns:
         The mass averaged over heads, its variance over heads, and the mass weighted by the mean
-        entropy of the query it comes from; each `[B, 1, T]`.
+        entropy of the query it comes from: `[B, 3, T]`.
     """
     by_head = probabilities.flatten(1, 2)
     heads, count = by_head.shape[1:3]
-    mass = by_head.sum(1) / heads
-    spread = (by_head.square().sum(1) / heads - mass.square()).clamp_min_(0)
-    logarithms = by_head.clamp_min(_TINY).log_()
-    entropy = -torch.linalg.vecdot(by_head, logarithms).mean(1)
+    mass = by_head.sum(1).div_(heads)
+    spread = by_head.square().sum(1).div_(heads).addcmul_(mass, mass, value=-1).clamp_min_(0)
+    information = by_head.clamp_min(_TINY).log_().mul_(by_head)
+    entropy = information.sum((1, 3)).div_(-heads)
     if count == 1:
-        return mass, spread, mass * entropy[..., None]
-    share = 1 / queries.clamp(min=1).view(-1, 1, 1)
-    weighted = torch.bmm(entropy[:, None], mass)
-    return (
-        mass.sum(1, keepdim=True) * share,
-        spread.sum(1, keepdim=True) * share,
-        weighted * share,
-    )
+        return torch.cat([mass, spread, mass * entropy[..., None]], dim=1)
+    sums = [mass.sum(1, keepdim=True), spread.sum(1, keepdim=True)]
+    together = torch.cat([*sums, torch.bmm(entropy[:, None], mass)], dim=1)
+    if isinstance(queries, int):
+        return together.div_(max(queries, 1))
+    return together.div_(queries.clamp(min=1).view(-1, 1, 1))
 
 
 def value_norms(values: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,7 @@ class EvictingLayer(CacheLayer):
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
         if self._chosen is None and self.make_room():
-            self._chosen = self.choose(self.next_scores(self.scores))
+            self._chosen = self.choose_next(self.scores)
         if self._chosen is None:
             start = self.slots.append(keys, values, headroom=0)
             return slice(start, len(self.slots))
@@ -166,22 +166,25 @@ class EvictingLayer(CacheLayer):
         """
         return victim(scores, self.slots.positions, self.shielded(), self.has_room())
 
-    def next_scores(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What to choose one slot by, `[B, P, T]`: new scores, or the turns of older ones.
+    def choose_next(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Decide by new scores, or by the turns of older ones; see `choose`.
 
         Args:
             score: Gives new ones.
         """
         if not self.eviction.takes_turns(self._index):
-            return score()
-        turns, shielded = self.slots.field(TURN), self.shielded()
-        is_used_up = turns.masked_fill(shielded, 0).amin(-1, keepdim=True) == 0
-        if (room := self.has_room()) is not None:
+            return self.choose(score())
+        turns, shielded, room = self.slots.field(TURN), self.shielded(), self.has_room()
+        first = turns.masked_fill(shielded, torch.inf).min(dim=-1, keepdim=True)
+        is_used_up = first.values >= 0
+        if room is not None:
             is_used_up &= ~room.view(-1, 1, 1)
         if bool(is_used_up.any()):
             new = turns_to_go(score(), shielded, self.eviction.policy.interval)
             turns.copy_(torch.where(is_used_up, new, turns))
-        return turns
+        elif room is None:
+            return first.indices
+        return self.choose(turns)
 
     def forget_turns(self) -> None:
         """Ask anew at the next token: what was asked before a new prompt may no longer hold."""
@@ -220,12 +223,12 @@ class EvictingLayer(CacheLayer):
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
         if self.eviction.policy.window == 0:
             return
-        tokens = positions >= 0
+        queries: int | torch.Tensor = probabilities.shape[3]
         if self.lengths is not None:
+            tokens = positions >= 0
             probabilities = probabilities * tokens[:, None, None, :, None]
-        self.eviction.policy.observe(
-            self.slots, Observation(probabilities.detach(), tokens.sum(-1))
-        )
+            queries = tokens.sum(-1)
+        self.eviction.policy.observe(self.slots, Observation(probabilities.detach(), queries))
 
     def _arrive(self, forward: Forward) -> None:
         if self._new is None:

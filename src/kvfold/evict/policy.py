@@ -30,13 +30,19 @@ class Observation:
 
     probabilities: torch.Tensor
     """`[B, G, H/G, Q, T]` in float32 over the slots in use; zero for padding queries."""
-    queries: torch.Tensor
-    """How many of the Q queries are tokens, `[B]` or `[1]`."""
+    queries: int | torch.Tensor
+    """How many of the Q queries are tokens: all, or one number a row `[B]`."""
 
     @property
     def heads(self) -> int:
         """Query heads that share a kv head."""
         return self.probabilities.shape[2]
+
+    def share_of(self, window: int) -> float | torch.Tensor:
+        """The queries as a share of a window, at most 1: one number, or one a row `[B, 1, 1]`."""
+        if isinstance(self.queries, int):
+            return min(self.queries / window, 1.0)
+        return (self.queries / window).clamp(max=1).view(-1, 1, 1)
 
     def mass(self) -> torch.Tensor:
         """What each slot receives from all queries and heads of its group: `[B, G, T]`."""
@@ -49,7 +55,7 @@ class Observation:
         # A product with ones sums several times faster than a reduction over few rows.
         ones = packed.new_full((1, packed.shape[2]), 1 / packed.shape[2])
         mean = torch.matmul(ones, packed)[:, :, 0]
-        if count == 1:
+        if count == 1 or isinstance(self.queries, int):
             return mean
         return mean * (count / self.queries.clamp(min=1)).view(-1, 1, 1)
 

@@ -28,7 +28,7 @@ class TokenScope:
             return
         is_full = [layer.make_room() for layer in evicting]
         if all(is_full):
-            chosen = evicting[0].choose(evicting[0].next_scores(lambda: self._scores(evicting)))
+            chosen = evicting[0].choose_next(lambda: self._scores(evicting))
             for layer in evicting:
                 layer.use(chosen.to(layer.slots.positions.device))
 

@@ -59,10 +59,9 @@ class FeaturePolicy(Policy):
 
     def observe(self, slots: Slots, seen: Observation) -> None:
         """Move the means over the window on by the new queries."""
-        weight = (seen.queries / WINDOW).clamp(max=1).view(-1, 1, 1)
         statistics = attention_statistics(seen.probabilities, seen.queries)
-        for name, new in zip(_STATISTICS, statistics, strict=True):
-            slots.field(name).lerp_(new, weight)
+        means = slots.block(_STATISTICS[0], len(_STATISTICS))
+        means[:, 0].lerp_(statistics, seen.share_of(WINDOW))
 
     def score(self, slots: Slots) -> torch.Tensor:
         """As if the layer were the only one, `[B, 1, T]`."""

@@ -50,8 +50,7 @@ class SnapKV(Policy):
         mean = seen.mean_mass()
         if seen.probabilities.shape[3] > 1:
             mean = pool_in_time(mean, slots.positions, self.kernel, in_order=slots.in_order)
-        weight = (seen.queries / self.queries).clamp(max=1).view(-1, 1, 1)
-        slots.field("mass").lerp_(mean, weight)
+        slots.field("mass").lerp_(mean, seen.share_of(self.queries))
 
     def score(self, slots: Slots) -> torch.Tensor:
         """The mean mass, `[B, G, T]`."""
