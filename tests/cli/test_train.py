@@ -67,6 +67,13 @@ def test_table_files_and_progress(
     eval(call, {"kvfold": kvfold, "model": loaded})
 
 
+def test_the_call_names_the_share_of_whole_heads_it_was_trained_with(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(model, "--whole", "0.2") == 0
+    assert "whole=0.2)" in capsys.readouterr().err
+
+
 def test_json_is_one_document_without_private_folders(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

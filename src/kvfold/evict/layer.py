@@ -271,7 +271,8 @@ class EvictingLayer(CacheLayer):
         Args:
             scores: `[B, P, T]`, of this layer, or of all where they share the kept set.
         """
-        allowed, is_over = self._allowed(), self.slots.counts > self._allowed()
+        allowed = self._allowed()
+        is_over = self.slots.counts > allowed
         self.has_evicted = True
         indices, held = keep_indices(scores, self.slots.positions, self.shielded(), allowed)
         self.slots.keep(indices, held)

@@ -226,10 +226,8 @@ class PolicyLearner:
 
     def _weigh_heads(self, tell: Callable[[str, float], None]) -> None:
         """Measure the importance of each head under the smallest budget."""
-        smallest, count = (
-            Budget(min(self.settings.budgets), "ratio"),
-            self.settings.importance_texts,
-        )
+        smallest = Budget(min(self.settings.budgets), "ratio")
+        count = self.settings.importance_texts
         for index in range(count):
             text = self._text("train", 2 * _APART + index)
             found = text.head_importance(self._keeping, smallest, clip=self.settings.clip)
