@@ -278,14 +278,14 @@ def _show(trained: TrainedPolicy, *, json_output: bool) -> None:
 def _arguments(trained: TrainedPolicy) -> str:
     """What `make_cache` is given to use a policy as it was trained."""
     from kvfold.evict.build import RECENT, SINKS
-    from kvfold.evict.policies.distill import Distill
+    from kvfold.evict.whole_heads import WHOLE
 
     identity = trained.artifact.record["identity"]
     assert isinstance(identity, dict)
     settings = identity["settings"]
     changed = [
         f"{name}={settings[name]}"
-        for name, default in (("sinks", SINKS), ("recent", RECENT), ("whole", Distill.whole))
+        for name, default in (("sinks", SINKS), ("recent", RECENT), ("whole", WHOLE))
         if settings[name] != default
     ]
     return ", ".join(['"distill"', f'policy="{trained.policy.parent}"', *changed])

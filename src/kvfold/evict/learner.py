@@ -29,7 +29,7 @@ from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.policies.distill import FeaturePolicy
 from kvfold.evict.policy import Scope
 from kvfold.evict.rollout import Decision, Keeping, Law, Rollout, Student, Text
-from kvfold.evict.whole_heads import plan_heads
+from kvfold.evict.whole_heads import WHOLE, plan_heads
 from kvfold.models import fingerprint
 from kvfold.ops.sampling import (
     choice_entropy,
@@ -69,7 +69,7 @@ class DistillSettings:
     """Of the kept sets."""
     scope: Scope = "layer"
     """What shares one kept set: all layers and heads (`token`, the paper's) or the heads of one."""
-    whole: float = 0.1
+    whole: float = WHOLE
     """Share of the kv heads that may keep everything, the most important first; 0 for none."""
     importance_texts: int = 16
     """Excerpts by which the importance of heads is measured; 0 for none."""

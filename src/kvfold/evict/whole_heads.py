@@ -13,6 +13,8 @@ import torch
 
 from kvfold.budget import Budget
 
+WHOLE = 0.1
+"""Share of the kv heads that may keep everything by default."""
 MOST = 0.6
 """Share of a budget that heads which keep everything may take."""
 

@@ -32,7 +32,7 @@ from kvfold.evict.policy import (
     mean_over_layers,
     register_policy,
 )
-from kvfold.evict.whole_heads import HeadPlan, plan_heads
+from kvfold.evict.whole_heads import WHOLE, HeadPlan, plan_heads
 from kvfold.models import shape_facts
 
 WINDOW = 64
@@ -87,7 +87,7 @@ class Distill(FeaturePolicy):
     """SHA-256 of the weights, to be warned of others; a saved cache has that of its policy."""
     every: int = 32
     """Generated tokens for which one scoring serves."""
-    whole: float = 0.1
+    whole: float = WHOLE
     """Share of the kv heads that may keep everything, the most important first; 0 for none. They
     take at most 60 % of a budget, which has to be a share of the text's length."""
 
