@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kvfold
 from kvfold.evict.features import attention_statistics, feature_matrix, value_norms
-from kvfold.evict.policies.distill import WINDOW
+from kvfold.evict.policies.distill import STRIDE, WINDOW
 from tests.contract import attached, features_of, left_padded, teacher_forced
 from tests.tiny import tiny_ids
 
@@ -118,3 +118,18 @@ def test_decode_features_do_not_depend_on_how_a_text_came_in():
     # A cut packs the tokens of a padded row, in order.
     found = features_of(padded)[0, :90]
     assert torch.allclose(found, features_of(token_by_token)[0], atol=1e-5)
+
+
+def test_one_generated_token_of_four_is_looked_at_and_counts_for_all():
+    model = attached()
+    cache = kvfold.make_cache(model, "distill", budget=1000)
+    kvfold.prefill(model, tiny_ids(1, 80), cache)
+    for step in range(80, 96):
+        before = [part.slots.field("mass").clone() for part in cache.parts]
+        kvfold.prefill(model, tiny_ids(1, 1, seed=step), cache)
+        for index, part in enumerate(cache.parts):
+            mass = part.slots.field("mass")
+            is_looked_at = (step + 1 + index) % STRIDE == 0
+            assert torch.equal(mass[..., :-1], before[index]) != is_looked_at
+            # What 64 queries distribute is 1 on average, however they are sampled.
+            assert mass.sum().item() == pytest.approx(1.0, abs=1e-4)

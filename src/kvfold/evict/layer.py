@@ -66,6 +66,9 @@ class EvictingLayer(CacheLayer):
         self._chosen: torch.Tensor | None = None
         self._new: tuple[torch.Tensor, torch.Tensor] | None = None
         self._may_be_over = False
+        # The turns in order, the next one last, for as long as nothing else is allowed.
+        self._queue: list[torch.Tensor] = []
+        self._queued_for = -1
 
     @property
     def is_croppable(self) -> bool:
@@ -75,7 +78,7 @@ class EvictingLayer(CacheLayer):
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self._chosen, self._may_be_over = None, False
+        self._chosen, self._may_be_over, self._queued_for = None, False, -1
 
     def _allowed(self) -> int | torch.Tensor:
         """Tokens that each row may keep now."""
@@ -174,22 +177,43 @@ class EvictingLayer(CacheLayer):
         """
         if not self.eviction.takes_turns(self._index):
             return self.choose(score())
-        turns, shielded, room = self.slots.field(TURN), self.shielded(), self.has_room()
-        first = turns.masked_fill(shielded, torch.inf).min(dim=-1, keepdim=True)
-        is_used_up = first.values >= 0
-        if room is not None:
-            is_used_up &= ~room.view(-1, 1, 1)
+        room = self.has_room()
+        if room is None:
+            return self._next_in_turn(score)
+        turns, shielded = self.slots.field(TURN), self.shielded()
+        turns_left = turns.masked_fill(shielded, 0).amin(dim=-1, keepdim=True)
+        is_used_up = (turns_left >= 0) & ~room.view(-1, 1, 1)
         if bool(is_used_up.any()):
             new = turns_to_go(score(), shielded, self.eviction.policy.interval)
             turns.copy_(torch.where(is_used_up, new, turns))
-        elif room is None:
-            return first.indices
         return self.choose(turns)
+
+    def _next_in_turn(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The same where all rows are of one length: their turns are used up together.
+
+        What is protected only gets less while the budget is the same, so the order stands.
+        """
+        allowed = self.budgeted
+        if self._queued_for != allowed:
+            self._queue, self._queued_for = self._in_turn(), allowed
+        if not self._queue:
+            turns = turns_to_go(score(), self.shielded(), self.eviction.policy.interval)
+            self.slots.field(TURN).copy_(turns)
+            self._queue = self._in_turn()
+        return self._queue.pop()
+
+    def _in_turn(self) -> list[torch.Tensor]:
+        """The slots of each turn `[B, P, 1]`, the next one last."""
+        turns = self.slots.field(TURN).masked_fill(self.shielded(), 0)
+        count = int((turns < 0).sum(-1).min())
+        first = turns.topk(count, dim=-1, largest=False).indices
+        return list(first.flip(-1).split(1, dim=-1)) if count else []
 
     def forget_turns(self) -> None:
         """Ask anew at the next token: what was asked before a new prompt may no longer hold."""
         if self.eviction.takes_turns(self._index) and not self.slots.is_empty:
             self.slots.field(TURN).zero_()
+            self._queued_for = -1
 
     def has_room(self) -> torch.Tensor | None:
         """Rows that may fill an empty slot, `[B]`; None where all are of one length."""
@@ -221,14 +245,24 @@ class EvictingLayer(CacheLayer):
     # After attention --------------------------------------------------------------------------
 
     def _observe(self, probabilities: torch.Tensor, positions: torch.Tensor) -> None:
-        if self.eviction.policy.window == 0:
+        policy, count = self.eviction.policy, probabilities.shape[3]
+        weight = self._weight() if count == 1 and policy.stride > 1 else 1.0
+        if policy.window == 0 or (isinstance(weight, float) and weight == 0):
             return
-        queries: int | torch.Tensor = probabilities.shape[3]
+        queries: int | torch.Tensor = count
         if self.lengths is not None:
             tokens = positions >= 0
             probabilities = probabilities * tokens[:, None, None, :, None]
             queries = tokens.sum(-1)
-        self.eviction.policy.observe(self.slots, Observation(probabilities.detach(), queries))
+        policy.observe(self.slots, Observation(probabilities.detach(), queries, weight))
+
+    def _weight(self) -> float | torch.Tensor:
+        """Queries that the newest token stands for: the stride in its turn, else 0."""
+        stride = self.eviction.policy.stride
+        phase = (self.row_lengths + self._index) % stride
+        if isinstance(phase, int):
+            return float(stride) if phase == 0 else 0.0
+        return (phase == 0) * float(stride)
 
     def _arrive(self, forward: Forward) -> None:
         if self._new is None:
@@ -276,7 +310,7 @@ class EvictingLayer(CacheLayer):
         self.has_evicted = True
         indices, held = keep_indices(scores, self.slots.positions, self.shielded(), allowed)
         self.slots.keep(indices, held)
-        self._chosen, self._may_be_over = None, False
+        self._chosen, self._may_be_over, self._queued_for = None, False, -1
         if self.eviction.takes_turns(self._index):
             self._start_turns(scores.gather(-1, indices), is_over)
 
@@ -291,6 +325,6 @@ class EvictingLayer(CacheLayer):
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super()._change_rows(change)
-        self._chosen = None
+        self._chosen, self._queued_for = None, -1
         # Bytes are for the whole batch: with more rows, each may keep less.
         self._may_be_over |= self.eviction.budget.unit == "bytes"

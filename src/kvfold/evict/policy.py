@@ -32,6 +32,9 @@ class Observation:
     """`[B, G, H/G, Q, T]` in float32 over the slots in use; zero for padding queries."""
     queries: int | torch.Tensor
     """How many of the Q queries are tokens: all, or one number a row `[B]`."""
+    weight: float | torch.Tensor = 1.0
+    """Queries that each stands for, one number or one a row `[B]`: more than 1 where a policy looks
+    at some alone, 0 where it passes over a row."""
 
     @property
     def heads(self) -> int:
@@ -40,9 +43,10 @@ class Observation:
 
     def share_of(self, window: int) -> float | torch.Tensor:
         """The queries as a share of a window, at most 1: one number, or one a row `[B, 1, 1]`."""
-        if isinstance(self.queries, int):
-            return min(self.queries / window, 1.0)
-        return (self.queries / window).clamp(max=1).view(-1, 1, 1)
+        share = self.queries * self.weight / window
+        if isinstance(share, torch.Tensor):
+            return share.clamp(max=1).view(-1, 1, 1)
+        return min(share, 1.0)
 
     def mass(self) -> torch.Tensor:
         """What each slot receives from all queries and heads of its group: `[B, G, T]`."""
@@ -96,6 +100,11 @@ class Policy(ABC):
     def window(self) -> int:
         """Last queries of a prompt whose attention it wants to see; 0 for none at any time."""
         return 0
+
+    @property
+    def stride(self) -> int:
+        """Generated tokens of which one is looked at, and stands for all of them."""
+        return 1
 
     @property
     def interval(self) -> int:

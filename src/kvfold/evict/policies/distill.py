@@ -4,8 +4,8 @@ DistillCache (arXiv 2608.08878). Five features of each token are scored by an ML
 learning has trained; the kv heads that matter most keep everything within the same total.
 Departures: one kept set for each layer, its features averaged over the heads that are pruned (the
 paper's is one for all layers, scope `token`); the features' exponential window in decode (see
-`kvfold.evict.features`); the protected set of `sinks` and `recent` (0 for the paper's); and one
-scoring for several generated tokens (`every`).
+`kvfold.evict.features`), fed by one query of four; the protected set of `sinks` and `recent` (0 for
+the paper's); and one scoring for several generated tokens (`every`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ from kvfold.models import shape_facts
 WINDOW = 64
 """Queries that the features of attention are averaged over."""
 
+STRIDE = 4
+"""Generated tokens of which one query is looked at, each layer at others."""
+
 _STATISTICS = ("mass", "spread", "weighted")
 
 
@@ -52,6 +55,11 @@ class FeaturePolicy(Policy):
     def window(self) -> int:
         """Queries of a prompt that are looked at."""
         return WINDOW
+
+    @property
+    def stride(self) -> int:
+        """Generated tokens of which one query is looked at."""
+        return STRIDE
 
     def start(self, tokens: NewTokens) -> dict[str, torch.Tensor]:
         """Note the norm of the values."""
