@@ -140,9 +140,10 @@ def _end_of_forward(
     module: object, arguments: tuple[object, ...], keywords: dict[str, object], output: object
 ) -> None:
     for cache in _caches(arguments, keywords):
-        finish: Callable[[], None] | None = getattr(cache, "end_of_forward", None)
+        finish: Callable[[dict[str, object], object], None] | None
+        finish = getattr(cache, "finish_forward", None)
         if finish is not None:
-            finish()
+            finish(keywords, output)
 
 
 def _caches(arguments: tuple[object, ...], keywords: dict[str, object]) -> list[Cache]:

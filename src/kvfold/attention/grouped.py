@@ -34,6 +34,10 @@ class Scoring:
         """Whether torch's fused kernel can do it."""
         return self.softcap is None and self.sinks is None
 
+    def capped(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores within their bound, if there is one."""
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
     def of_heads(self, heads: torch.Tensor) -> Scoring:
         """The same for some of the query heads, `[N]` indices."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
@@ -66,8 +70,7 @@ def attention_probabilities(
     packed = (query * scoring.scaling).reshape(batch, groups, repeats * queries, width)
     scores = torch.matmul(packed, key.transpose(-1, -2)).float()
     scores = scores.view(batch, groups, repeats, queries, total)
-    if scoring.softcap is not None:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scoring.capped(scores)
     if visible is not None:
         scores = scores.masked_fill(~visible.unsqueeze(2), torch.finfo(scores.dtype).min)
     if causal:

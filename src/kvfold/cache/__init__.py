@@ -1,6 +1,6 @@
 """The cache core: slots, logical positions, padding, bytes, forks and files."""
 
-from kvfold.cache.cache import CacheSpec, KVCache
+from kvfold.cache.cache import CacheSpec, KVCache, Outcome
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.methods import METHODS, Method
 from kvfold.cache.prefill import CACHE_KEYWORD, prefill
@@ -15,6 +15,7 @@ __all__ = [
     "CacheSpec",
     "KVCache",
     "Method",
+    "Outcome",
     "Slots",
     "prefill",
 ]

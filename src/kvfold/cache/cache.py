@@ -36,6 +36,16 @@ class CacheSpec:
     """The method's own options, as given."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a forward of the base model had and gave."""
+
+    input_ids: torch.Tensor | None
+    """New tokens `[B, N]`; None where the model was given embeddings."""
+    hidden: torch.Tensor
+    """Last hidden states, after the final norm, `[B, N, M]`."""
+
+
 class Coordinator(Protocol):
     """Work that needs all layers of a cache."""
 
@@ -43,8 +53,13 @@ class Coordinator(Protocol):
         """Act on what holds the tokens before `count` new ones are stored in the first."""
         ...
 
-    def after_forward(self, layers: list[CacheLayer]) -> None:
-        """Act on what holds the tokens when a forward is over."""
+    def after_forward(self, layers: list[CacheLayer], outcome: Outcome | None) -> None:
+        """Act on what holds the tokens when a forward is over.
+
+        Args:
+            layers: What holds them.
+            outcome: Of the forward; None where the model has no hook that tells.
+        """
         ...
 
 
@@ -188,10 +203,23 @@ class KVCache(Cache):
             self._coordinator.before_forward(self.parts, count)
         self._forward_is_open = True
 
-    def end_of_forward(self) -> None:
-        """Do what needs all layers; called by the hook that `attach` installs."""
+    def finish_forward(self, arguments: Mapping[str, object], output: object) -> None:
+        """Do what needs all layers; called by the hook that `attach` installs.
+
+        Args:
+            arguments: What the base model was given, by name.
+            output: What it gave.
+        """
+        self.end_of_forward(_outcome(arguments, output))
+
+    def end_of_forward(self, outcome: Outcome | None = None) -> None:
+        """Do what needs all layers, if it was not done yet.
+
+        Args:
+            outcome: Of the forward, where it is known.
+        """
         if self._forward_is_open and self._coordinator is not None:
-            self._coordinator.after_forward(self.parts)
+            self._coordinator.after_forward(self.parts, outcome)
         self._forward_is_open = False
 
     def fork(self) -> KVCache:
@@ -234,6 +262,13 @@ class KVCache(Cache):
             bytes_index=sum(layer.bytes_index for layer in held),
             bytes_full=sum(layer.bytes_full for layer in held),
         )
+
+
+def _outcome(arguments: Mapping[str, object], output: object) -> Outcome | None:
+    ids, hidden = arguments.get("input_ids"), getattr(output, "last_hidden_state", None)
+    if not isinstance(hidden, torch.Tensor):
+        return None
+    return Outcome(ids if isinstance(ids, torch.Tensor) else None, hidden)
 
 
 def _kinds(layers: Sequence[object]) -> list[tuple[type, int | None]]:

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.budget import Budget
-from kvfold.cache import CACHE_KEYWORD, CacheLayer, CacheSpec, KVCache, Slots, prefill
+from kvfold.cache import CACHE_KEYWORD, CacheLayer, CacheSpec, KVCache, Outcome, Slots, prefill
 from kvfold.cache.replay import RecordingLayer, replay
 from kvfold.evict.build import evicting_layers, layer_maker
 from kvfold.evict.importance import head_importance
@@ -107,7 +107,7 @@ class _Sampler:
             for layer, ranks in zip(evicting, self._ranks(evicting), strict=True):
                 layer.use(layer.choose(ranks))
 
-    def after_forward(self, layers: list[CacheLayer]) -> None:
+    def after_forward(self, layers: list[CacheLayer], outcome: Outcome | None = None) -> None:
         if self.network is None:
             return
         self._done, self._new = self._done + self._new, 0

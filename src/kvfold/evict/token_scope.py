@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kvfold.cache import Outcome
 from kvfold.cache.layer import CacheLayer
 from kvfold.evict.layer import EvictingLayer
 
@@ -32,7 +33,7 @@ class TokenScope:
             for layer in evicting:
                 layer.use(chosen.to(layer.slots.positions.device))
 
-    def after_forward(self, layers: list[CacheLayer]) -> None:
+    def after_forward(self, layers: list[CacheLayer], outcome: Outcome | None) -> None:
         """Cut every layer to the budget, after a prompt or a chunk of one."""
         evicting = _evicting(layers)
         if evicting and evicting[0].is_over:

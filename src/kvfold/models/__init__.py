@@ -2,6 +2,7 @@
 
 from kvfold.home import DEFAULT_NAME, DefaultStatus, default_path, default_status, kvfold_home
 from kvfold.models.anatomy import Anatomy, LayerAnatomy, anatomy_of
+from kvfold.models.angles import angles
 from kvfold.models.default import ensure_default
 from kvfold.models.fingerprint import differing_facts, fingerprint, fingerprint_facts, shape_facts
 from kvfold.models.home import Progress
@@ -45,6 +46,7 @@ __all__ = [
     "RopeAnatomy",
     "RopeFinding",
     "anatomy_of",
+    "angles",
     "attention_module",
     "base_model",
     "decoder_layers",

@@ -2,12 +2,8 @@
 
 Some models leave RoPE out of every few layers, and not all of them say so in their configuration.
 The probe runs a few tokens, takes each layer's key before RoPE (the output of the key norm if there
-is one, else of the key projection) and compares it with the cached key as it is and un-rotated:
-
-    k = (k' c - rot(k') s) / (c^2 + s^2)
-
-where c and s are the cosines and sines [B, T, D'] of the D' rotated dims and `rot` turns each pair
-by 90 degrees. The denominator undoes the attention scaling of YaRN and LongRoPE.
+is one, else of the key projection) and compares it with the cached key as it is and un-rotated, in
+halves and in neighbouring pairs (`kvfold.ops.rotary`).
 """
 
 import inspect
@@ -20,7 +16,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from kvfold.errors import ConfigError
-from kvfold.models.anatomy import Anatomy, anatomy_of
+from kvfold.models.anatomy import anatomy_of
+from kvfold.models.angles import angles
 from kvfold.models.parts import (
     attention_module,
     base_model,
@@ -28,9 +25,9 @@ from kvfold.models.parts import (
     find_module,
     is_separate,
     key_norm,
-    rotary,
 )
 from kvfold.models.projections import head_shape, split_heads
+from kvfold.ops.rotary import unrotate
 
 RopeFinding = Literal["rope", "interleaved", "nope", "unknown"]
 """Rotated in halves, rotated in neighbouring pairs, not rotated, or cached some other way."""
@@ -56,7 +53,7 @@ def probe_rope(model: PreTrainedModel) -> list[RopeFinding]:
     with _recorded_keys(model) as raw, torch.no_grad():
         cache = _run(model, ids)
     return [
-        _compare(model, anatomy, index, raw[index], getattr(cache.layers[index], "keys", None))
+        _compare(model, index, raw[index], getattr(cache.layers[index], "keys", None))
         for index in range(len(anatomy.layers))
     ]
 
@@ -100,17 +97,15 @@ def _key_source(model: PreTrainedModel, index: int) -> nn.Module:
     return source
 
 
-def _compare(
-    model: PreTrainedModel, anatomy: Anatomy, index: int, raw: Tensor, cached: Tensor | None
-) -> RopeFinding:
+def _compare(model: PreTrainedModel, index: int, raw: Tensor, cached: Tensor | None) -> RopeFinding:
     if cached is None:
         return "unknown"
     expected, found = _as_heads(model, index, raw).float(), cached.float()
     candidates: dict[RopeFinding, Tensor] = {"nope": found}
-    angles = _angles(model, anatomy, index, found)
-    if angles is not None:
-        candidates["rope"] = _unrotate(found, *angles, interleaved=False)
-        candidates["interleaved"] = _unrotate(found, *angles, interleaved=True)
+    turned = angles(model, index, torch.arange(found.shape[-2], device=found.device)[None])
+    if turned is not None:
+        candidates["rope"] = unrotate(found, *turned)
+        candidates["interleaved"] = unrotate(found, *turned, interleaved=True)
     errors: list[tuple[float, RopeFinding]] = [
         (float((key - expected).norm()), name) for name, key in candidates.items()
     ]
@@ -126,38 +121,3 @@ def _as_heads(model: PreTrainedModel, index: int, raw: Tensor) -> Tensor:
         start = 0 if raw.shape[-1] == shape.rows("key") else shape.rows("query")
         return split_heads(raw[..., start : start + shape.rows("key")], shape, "key")
     return raw if raw.shape[1] == shape.kv_heads else raw.transpose(1, 2)
-
-
-def _angles(
-    model: PreTrainedModel, anatomy: Anatomy, index: int, keys: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """Returns cosines and sines [B, 1, T, D'] in fp32, or None if the model has them otherwise."""
-    module = rotary(model)
-    arguments: list[object] = [keys, torch.arange(keys.shape[-2], device=keys.device)[None]]
-    if "layer_type" in inspect.signature(module.forward).parameters:
-        arguments.append(f"{anatomy.layers[index].kind}_attention")
-    angles = module(*arguments)
-    if not isinstance(angles, tuple) or len(angles) != 2:
-        return None
-    kind = anatomy.layers[index].kind
-    rope = next(rope for rope in anatomy.ropes if rope.kind in ("all", kind))
-    cosines, sines = (_full_width(angle.float()[:, None], rope.rotary_dims) for angle in angles)
-    return cosines, sines
-
-
-def _full_width(angles: Tensor, rotary_dims: int) -> Tensor:
-    """Repeats angles that are given once for each pair of dims."""
-    return torch.cat([angles, angles], -1) if 2 * angles.shape[-1] == rotary_dims else angles
-
-
-def _unrotate(keys: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
-    """Turns rotated keys [B, G, T, D] back; dims beyond the rotated ones pass unchanged."""
-    dims = cosines.shape[-1]
-    rotated, rest = keys[..., :dims], keys[..., dims:]
-    if interleaved:
-        turned = torch.stack([-rotated[..., 1::2], rotated[..., ::2]], -1).flatten(-2)
-    else:
-        first, second = rotated.chunk(2, -1)
-        turned = torch.cat([-second, first], -1)
-    back = (rotated * cosines - turned * sines) / (cosines.square() + sines.square())
-    return torch.cat([back, rest], -1)
