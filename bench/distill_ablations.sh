@@ -37,4 +37,6 @@ train attention-only --features mass
 train ranker-only --steps 1 --every 1
 train no-bonus --entropy-bonus 0
 
-kvfold eval --methods "$methods" --out "$out/report" "$@"
+resume=
+[ ! -f "$out/report/results.jsonl" ] || resume=--resume
+kvfold eval --methods "$methods" --out "$out/report" "$@" $resume

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import kvfold.evict  # noqa: F401 - registers its methods
+import kvfold.evict
+import kvfold.zoom  # noqa: F401 - registers its method
 from kvfold.attention import attach
 from kvfold.budget import Budget
 from kvfold.cache import METHODS, CacheSpec, KVCache, storage

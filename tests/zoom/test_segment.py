@@ -15,13 +15,23 @@ from kvfold.zoom.segment import (
     Segmentation,
     anchor_threshold,
     anchors,
-    members,
     segment,
-    weights,
 )
 
 VALUES = st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.25, 1e30, math.inf, math.nan])
 """Few values, so that many are equal, and all that can go wrong."""
+
+
+def members(found: Segmentation, longest: int) -> torch.Tensor:
+    """Indices of each span's tokens, `[B, S, longest]`, -1 past its end."""
+    spans = int(found.counts.max()) if len(found.counts) else 0
+    held = torch.full((len(found.counts), spans, longest), -1)
+    for row, numbers in enumerate(found.span_of.tolist()):
+        for span in range(spans):
+            indices = [at for at, number in enumerate(numbers) if number == span]
+            assert len(indices) <= longest
+            held[row, span, : len(indices)] = torch.tensor(indices, dtype=torch.long)
+    return held
 
 
 def left_padded(rows: list[list[float]], total: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,8 +255,6 @@ def test_no_tokens_at_all(shape: tuple[int, int]):
     assert found.span_of.shape == shape
     assert (found.span_of == -1).all()
     assert found.counts.tolist() == [0] * shape[0]
-    assert members(found, 32).shape == (shape[0], 0, 32)
-    assert weights(surprisal, members(found, 32)).shape == (shape[0], 0, 32)
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 32), (33, 32), (1, 0)])
@@ -254,45 +262,3 @@ def test_lengths_that_cannot_be_are_refused(shortest: int, longest: int):
     none = torch.zeros(1, 20, dtype=torch.bool)
     with pytest.raises(ConfigError, match=f"spans of {shortest} to {longest} tokens"):
         segment(none, ~none, shortest=shortest, longest=longest)
-
-
-def test_members_of_longer_spans_are_refused():
-    none = torch.zeros(1, 20, dtype=torch.bool)
-    with pytest.raises(ConfigError, match="more than 19 tokens"):
-        members(segment(none, ~none), 19)
-
-
-@settings(deadline=None, max_examples=100)
-@given(texts(), st.integers(1, 6), st.integers(0, 6))
-def test_weights_are_shares_of_the_spans_surprisal(
-    drawn: tuple[torch.Tensor, torch.Tensor, list[list[float]]], shortest: int, more: int
-):
-    surprisal, tokens, _ = drawn
-    is_anchor = tokens & (surprisal == 7.25)
-    found = segment(is_anchor, tokens, shortest=shortest, longest=shortest + more)
-    held = members(found, shortest + more)
-    shares = weights(surprisal, held)
-    assert shares.dtype == torch.float32
-    assert not shares[held < 0].any()
-    for row in range(held.shape[0]):
-        for span in range(held.shape[1]):
-            indices = [i for i in held[row, span].tolist() if i >= 0]
-            expected = slow_weights([float(surprisal[row, i]) for i in indices])
-            assert shares[row, span, : len(indices)].tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def slow_weights(values: list[float]) -> list[float]:
-    values = [0.0 if math.isnan(value) else value for value in values]
-    if math.inf in values:
-        values = [float(value == math.inf) for value in values]
-    if not any(values):
-        values = [1.0] * len(values)
-    return [value / sum(values) for value in values]
-
-
-def test_weights_of_known_spans():
-    surprisal = torch.tensor([[1.0, 3.0, 0.0, 0.0, 3e38, 3e38, math.inf, 1.0]])
-    none = torch.zeros(1, 8, dtype=torch.bool)
-    held = members(segment(none, ~none, shortest=1, longest=2), 3)
-    expected = [[0.25, 0.75, 0], [0.5, 0.5, 0], [0.5, 0.5, 0], [1, 0, 0]]
-    assert weights(surprisal, held).tolist() == [expected]

@@ -258,7 +258,7 @@ class KVCache(Cache):
             tokens_seen=self.get_seq_length() if held else 0,
             tokens_kept=[layer.kept for layer in held],
             bytes_fast=sum(layer.bytes_held for layer in held),
-            bytes_slow=0,
+            bytes_slow=sum(layer.bytes_slow for layer in held),
             bytes_index=sum(layer.bytes_index for layer in held),
             bytes_full=sum(layer.bytes_full for layer in held),
         )

@@ -20,9 +20,11 @@ class Contents:
     kept: int
     """Most tokens that a row holds; the mean over kv heads, rounded up, where they differ."""
     bytes_held: int
-    """All its tensors."""
+    """All its tensors on the fast tier."""
+    bytes_slow: int
+    """All its tensors on the slow tier."""
     bytes_index: int
-    """The part that is positions and statistics."""
+    """The part that is positions, statistics and summaries."""
     bytes_full: int
     """Keys and values a full layer would hold."""
 
@@ -46,28 +48,23 @@ def _together(parts: list[Contents], heads: list[int]) -> Contents:
         rows=parts[0].rows,
         kept=-(-held // sum(heads)),
         bytes_held=sum(part.bytes_held for part in parts),
+        bytes_slow=sum(part.bytes_slow for part in parts),
         bytes_index=sum(part.bytes_index for part in parts),
         bytes_full=sum(part.bytes_full for part in parts),
     )
 
 
 def _own(layer: CacheLayer) -> Contents:
-    slots = layer.slots
-    token = _token_bytes(slots.keys, slots.values)
     return Contents(
-        rows=slots.keys.shape[0],
-        kept=int(slots.counts.max()),
-        bytes_held=slots.nbytes,
-        bytes_index=slots.nbytes - slots.capacity * token,
-        bytes_full=layer.seen * token,
+        rows=layer.slots.keys.shape[0],
+        kept=int(layer.slots.counts.max()),
+        bytes_held=layer.bytes_fast,
+        bytes_slow=layer.bytes_slow,
+        bytes_index=layer.bytes_index,
+        bytes_full=layer.bytes_full,
     )
 
 
 def _native(keys: torch.Tensor, values: torch.Tensor) -> Contents:
     held = keys.nbytes + values.nbytes
-    return Contents(keys.shape[0], keys.shape[2], held, 0, held)
-
-
-def _token_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:
-    """Keys and values of one token of every row."""
-    return sum(t[:, :, 0].numel() * t.element_size() for t in (keys, values))
+    return Contents(keys.shape[0], keys.shape[2], held, 0, 0, held)

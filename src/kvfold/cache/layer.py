@@ -6,7 +6,7 @@ the logical one wherever it asks for positions; masks are evaluated by the layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +64,46 @@ class CacheLayer(CacheLayerMixin):
     def parts(self) -> tuple[CacheLayer, ...]:
         """The layer itself: it serves all of its kv heads alike."""
         return (self,)
+
+    # What is held -----------------------------------------------------------------------------
+
+    @property
+    def bytes_fast(self) -> int:
+        """All tensors on the tier that attention reads."""
+        return self.slots.nbytes
+
+    @property
+    def bytes_slow(self) -> int:
+        """All tensors on the other tier; there is none here."""
+        return 0
+
+    @property
+    def bytes_full(self) -> int:
+        """Keys and values that a full layer would hold for the tokens seen, padding included."""
+        return self.seen * _token_bytes(self.slots)
+
+    @property
+    def bytes_index(self) -> int:
+        """The part of the fast bytes that is no key or value of an exact token."""
+        return self.bytes_fast - self.slots.capacity * _token_bytes(self.slots)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by name."""
+        yield from self.slots.state()
+        if self.lengths is not None:
+            yield "lengths", self.lengths
+
+    def load(self, tensors: dict[str, torch.Tensor], seen: int, *, has_evicted: bool) -> None:
+        """Take back what `state` gave.
+
+        Args:
+            tensors: By name.
+            seen: Tokens seen, padding included.
+            has_evicted: Whether a token was evicted or repacked.
+        """
+        self.lengths = tensors.pop("lengths", None)
+        self.slots.load(tensors)
+        self.seen, self.has_evicted = seen, has_evicted
 
     # What transformers reads ------------------------------------------------------------------
 
@@ -338,3 +378,8 @@ class CacheLayer(CacheLayerMixin):
 
     def prefetch(self) -> None:
         """Nothing is offloaded."""
+
+
+def _token_bytes(slots: Slots) -> int:
+    """Keys and values of one token of every row."""
+    return sum(t[:, :, 0].numel() * t.element_size() for t in (slots.keys, slots.values))

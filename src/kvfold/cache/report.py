@@ -28,7 +28,7 @@ class CacheReport:
     bytes_slow: int
     """All tensors on the other tier."""
     bytes_index: int
-    """The part of the bytes that is positions and statistics."""
+    """The part of the fast bytes that is no key or value of a token kept: positions, statistics."""
     bytes_full: int
     """Keys and values that a full cache would hold for the same tokens."""
 

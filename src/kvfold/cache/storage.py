@@ -131,18 +131,13 @@ def _tensors(layer: object) -> dict[str, torch.Tensor]:
         return {
             f"{index}.{name}": tensor
             for index, part in enumerate(layer.parts)
-            for name, tensor in _tensors_of_part(part).items()
+            for name, tensor in part.state()
         }
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         raise ArtifactError(f"a {type(layer).__name__} cannot be saved: prefill again instead")
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         return {"keys": layer.keys, "values": layer.values}
     return {}
-
-
-def _tensors_of_part(part: CacheLayer) -> dict[str, torch.Tensor]:
-    tensors = dict(part.slots.state())
-    return tensors if part.lengths is None else tensors | {"lengths": part.lengths}
 
 
 def _restore(layer: object, facts: dict, tensors: dict[str, torch.Tensor]) -> None:
@@ -154,10 +149,7 @@ def _restore(layer: object, facts: dict, tensors: dict[str, torch.Tensor]) -> No
         for index, (part, evicted) in enumerate(
             zip(layer.parts, facts["has_evicted"], strict=True)
         ):
-            own = _of_layer(tensors, index)
-            part.lengths = own.pop("lengths", None)
-            part.slots.load(own)
-            part.seen, part.has_evicted = facts["seen"], evicted
+            part.load(_of_layer(tensors, index), facts["seen"], has_evicted=evicted)
         return
     if not isinstance(layer, DynamicLayer):
         raise TypeError(f"a {type(layer).__name__} cannot be read back")

@@ -139,57 +139,6 @@ def segment(
     return Segmentation((begins.cumsum(-1) - 1).where(inside, -1), begins.sum(-1))
 
 
-def members(segmentation: Segmentation, longest: int) -> torch.Tensor:
-    """The tokens of each span.
-
-    Args:
-        segmentation: Which span each token is in; spans are contiguous.
-        longest: Tokens of a span at most.
-
-    Returns:
-        Token indices in order, `[B, S, longest]` int64, S the most spans of a row; -1 past the end
-        of a span and of a row that has fewer.
-
-    Raises:
-        ConfigError: When a span is longer.
-    """
-    span_of = segmentation.span_of
-    rows, total = span_of.shape
-    inside = span_of >= 0
-    place = _place(inside & (span_of != _shifted(span_of)))
-    if bool((inside & (place >= longest)).any()):
-        raise ConfigError(
-            f"a span has more than {longest} tokens: give the `longest` it was cut with"
-        )
-    spans = int(segmentation.counts.max()) if rows else 0
-    # One slot more, for what is in no span.
-    slots = (span_of * longest + place).where(inside, spans * longest)
-    found = span_of.new_full((rows, spans * longest + 1), -1)
-    found.scatter_(-1, slots, torch.arange(total, device=span_of.device).expand(rows, total))
-    return found[:, : spans * longest].view(rows, spans, longest)
-
-
-def weights(surprisal: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-    """What each token of a span adds to its summary: `w_t = H_t / sum H`.
-
-    Args:
-        surprisal: In nats, `[B, N]`.
-        members: Token indices of each span, `[B, S, longest]`, -1 where there is none.
-
-    Returns:
-        Weights that sum to 1 over a span, float32 `[B, S, longest]`: uniform where all surprisal is
-        0, shared by the infinite ones where there are any, and 0 where there is no token.
-    """
-    held = members >= 0
-    values = _clean(surprisal).float()[:, None].expand(-1, members.shape[1], -1)
-    values = values.gather(-1, members.clamp_min(0)).where(held, 0.0)
-    highest = values.amax(-1, keepdim=True)
-    # Shares of the highest: neither their sum nor what is infinite overflows.
-    shares = (values / highest).where(highest.isfinite(), values.isinf().float())
-    shares = shares.where(highest > 0, held.float())
-    return shares / shares.sum(-1, keepdim=True).clamp_min(1)
-
-
 def _clean(surprisal: torch.Tensor) -> torch.Tensor:
     """No NaN and nothing negative."""
     return surprisal.nan_to_num(nan=0.0, posinf=torch.inf, neginf=0.0).clamp_min(0)

@@ -1,0 +1,122 @@
+"""The method `sekv`: from its options to a cache."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from transformers import PreTrainedModel
+
+from kvfold.budget import Budget
+from kvfold.cache import METHODS, CacheSpec, KVCache, Method
+from kvfold.cache.layer import CacheLayer
+from kvfold.errors import BudgetError, ConfigError
+from kvfold.models import decoder_layers, head_shape
+from kvfold.zoom.fold import Segmenting
+from kvfold.zoom.folding import Folding
+from kvfold.zoom.layer import Resolution, ZoomLayer
+
+DEFAULT_BUDGET = Budget(0.25, "ratio")
+"""Share of a full cache's bytes on the fast tier when none is named."""
+DIRECTIONS = 24
+"""Of the routing sketch, where a key has so many dims and none is asked for."""
+LEAST = 0.05
+"""The routing sketch alone takes half of less."""
+
+
+def build_cache(
+    model: PreTrainedModel, method: str, budget: Budget | None, options: dict[str, object]
+) -> KVCache:
+    """Build an empty cache at two resolutions.
+
+    Args:
+        model: An attached model.
+        method: Its registered name.
+        budget: Share of a full cache's bytes that may stand on the fast tier; a quarter without it.
+        options: `directions` of the routing sketch (24, or a key's dims if those are fewer),
+            `shortest` and `longest` span in tokens (16, 32), `sinks` (4), `deviations` of surprisal
+            above which a token is an anchor (1), `slow` (`half` or `exact`: in what spans are
+            held).
+
+    Raises:
+        BudgetError: When the budget is no share, or too small for the sketch.
+        ConfigError: For an unknown option, or a value it cannot use.
+    """
+    budget = budget or DEFAULT_BUDGET
+    if budget.unit != "ratio":
+        raise BudgetError(
+            f"{method} takes a share of the full cache's bytes, not {budget}: give one such as 0.1"
+        )
+    if budget.amount < LEAST:
+        raise BudgetError(
+            f"{method} cannot keep to {budget.amount:.1%} of the bytes: give at least {LEAST:.0%}"
+        )
+    resolution, segmenting = _settings(model, method, budget, options)
+    spec = CacheSpec(method, str(budget), None, options)
+    if budget.is_everything:
+        return KVCache(model, spec, CacheLayer)
+    numbers = itertools.count()
+    return KVCache(
+        model,
+        spec,
+        lambda: ZoomLayer(resolution, next(numbers)),
+        coordinator=Folding(model, segmenting),
+    )
+
+
+_DEFAULTS: dict[str, object] = {
+    "directions": DIRECTIONS,
+    "shortest": 16,
+    "longest": 32,
+    "sinks": 4,
+    "deviations": 1.0,
+    "slow": "half",
+}
+
+
+def _settings(
+    model: PreTrainedModel, method: str, budget: Budget, options: dict[str, object]
+) -> tuple[Resolution, Segmenting]:
+    unknown = sorted(set(options) - set(_DEFAULTS))
+    if unknown:
+        allowed = ", ".join(sorted(_DEFAULTS))
+        raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
+    width = min(head_shape(model, index).head_dim for index in range(len(decoder_layers(model))))
+    given = _DEFAULTS | {"directions": min(DIRECTIONS, width)} | options
+    directions, shortest, longest, sinks = (
+        _whole(method, name, given[name], least)
+        for name, least in (("directions", 2), ("shortest", 1), ("longest", 2), ("sinks", 0))
+    )
+    deviations, slow = given["deviations"], given["slow"]
+    if (
+        not isinstance(deviations, float | int)
+        or isinstance(deviations, bool)
+        or math.isnan(deviations)
+    ):
+        raise ConfigError(f"{method}: deviations is {deviations!r}, give a number")
+    if slow not in ("half", "exact"):
+        raise ConfigError(f"{method}: slow is {slow!r}, give half or exact")
+    if longest < shortest:
+        raise ConfigError(
+            f"{method}: longest is {longest}, below shortest, {shortest}: give at least that"
+        )
+    if directions > width:
+        raise ConfigError(
+            f"{method}: directions is {directions}, more than the {width} dims of a key: give at "
+            "most that"
+        )
+    dtype = torch.float16 if slow == "half" and model.dtype == torch.float32 else None
+    resolution = Resolution(budget.amount, directions, shortest, longest, dtype)
+    return resolution, Segmenting(sinks, float(deviations), shortest, longest)
+
+
+def _whole(method: str, name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{method}: {name} is {value!r}, give a whole number of at least {least}")
+    return value
+
+
+METHODS.register(
+    "sekv", Method(build_cache, "two resolutions: zooms in where the query looks (SeKV)")
+)

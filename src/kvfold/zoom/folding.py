@@ -1,0 +1,109 @@
+"""When tokens are folded into spans: at the end of a forward, in all layers together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from kvfold.cache import CacheLayer, Outcome
+from kvfold.zoom.fold import Segmenting, plan_fold
+from kvfold.zoom.layer import SURPRISAL, ZoomLayer
+from kvfold.zoom.surprisal import Surprisal
+
+WINDOW = 256
+"""Newest tokens that stay exact, at most."""
+LEAST_WINDOW = 16
+"""And at least, however small the budget."""
+_WINDOW_PART = 16
+"""The window takes this part of a budget."""
+_ANCHOR_PART = 32
+"""And the anchors with the runs beside them that are too short for a span, this."""
+
+_known: weakref.WeakKeyDictionary[PreTrainedModel, Surprisal] = weakref.WeakKeyDictionary()
+
+
+def surprisal_of(model: PreTrainedModel) -> Surprisal:
+    """What gives a model's surprisal, found once for each model."""
+    if model not in _known:
+        _known[model] = Surprisal(model)
+    return _known[model]
+
+
+class Folding:
+    """Keeps the newest tokens exact and folds what is older, as `sekv` does."""
+
+    def __init__(self, model: PreTrainedModel, segmenting: Segmenting) -> None:
+        """Prepare for a model.
+
+        Args:
+            model: Whose head tells how surprising a token is; no reference keeps it alive.
+            segmenting: How a text is divided.
+        """
+        self._model = weakref.ref(model)
+        self._how = segmenting
+
+    def before_forward(self, layers: list[CacheLayer], count: int) -> None:
+        """Make what was stored under `torch.inference_mode` writable."""
+        for layer in layers:
+            layer.slots.thaw()
+
+    def after_forward(self, layers: list[CacheLayer], outcome: Outcome | None) -> None:
+        """Note the surprisal of new tokens, and fold those that left the window."""
+        zoom = [layer for layer in layers if isinstance(layer, ZoomLayer)]
+        if not zoom or zoom[0].slots.is_empty:
+            return
+        first = zoom[0]
+        if outcome is not None and outcome.hidden.shape[1] > 1:
+            self._note_surprisal(first, outcome)
+        lengths, settled = _lengths(first), _settled(first)
+        worth = (first.resolution.share * lengths).long()
+        until = lengths - (worth // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
+        least = self._how.shortest + self._how.sinks * (settled == 0)
+        is_due = until - settled >= least
+        if bool(is_due.any()):
+            exact = first.slots.counts - (lengths - settled)
+            most = (worth // _ANCHOR_PART - exact).clamp_min(0)
+            self._fold(zoom, settled, until.where(is_due, settled), most)
+
+    def _note_surprisal(self, first: ZoomLayer, outcome: Outcome) -> None:
+        """Of a prompt; a generated token is one that the model itself found likely: 0."""
+        model, slots, new = self._model(), first.slots, first.newest
+        if model is None or outcome.input_ids is None:
+            return
+        tokens = (slots.positions[:, 0, new] >= 0).expand(len(outcome.hidden), -1)
+        ids = outcome.input_ids.expand(len(outcome.hidden), -1)
+        nats = surprisal_of(model)(outcome.hidden, ids, tokens=tokens)
+        slots.note(new, SURPRISAL, nats[:, None].to(slots.positions.device))
+
+    def _fold(
+        self,
+        layers: Sequence[ZoomLayer],
+        settled: torch.Tensor,
+        until: torch.Tensor,
+        most: torch.Tensor,
+    ) -> None:
+        first = layers[0].slots
+        surprisal = first.field(SURPRISAL)[:, 0]
+        fold = plan_fold(first, surprisal, settled, until, self._how, most)
+        for layer in layers:
+            layer.fold(fold.to(layer.slots.positions.device), until)
+
+
+def _lengths(layer: ZoomLayer) -> torch.Tensor:
+    """Tokens seen by each row, `[B]`."""
+    lengths, positions = layer.row_lengths, layer.slots.positions
+    if isinstance(lengths, torch.Tensor):
+        return lengths
+    return torch.full(positions.shape[:1], lengths, device=positions.device)
+
+
+def _settled(layer: ZoomLayer) -> torch.Tensor:
+    positions = layer.slots.positions
+    return (
+        torch.zeros_like(positions[:, 0, 0], dtype=torch.long)
+        if layer.settled is None
+        else layer.settled
+    )

@@ -1,0 +1,204 @@
+"""A cache layer at two resolutions: exact tokens, and spans that are expanded where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kvfold.cache.layer import CacheLayer, Forward
+from kvfold.cache.slots import Slots
+from kvfold.errors import UnsupportedModelError
+from kvfold.zoom.attention import Exact, zoom_attention
+from kvfold.zoom.spans import Fold, Spans
+
+SURPRISAL = "surprisal"
+"""Field of the first layer: surprisal of each exact token in nats, 0 where it is not known."""
+
+_OWN = ("settled", "moment")
+_ROOM = "room"
+"""Name of what was decided at the last fold: spans to expand, and slots that are allocated."""
+_QUERIES = 8
+"""Queries of a later prompt that expand their spans at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What all layers of one cache share."""
+
+    share: float
+    """Of a full cache's bytes, what may stand on the fast tier."""
+    directions: int
+    """Of the routing sketch."""
+    shortest: int
+    """Tokens of the shortest span."""
+    longest: int
+    """Tokens of the longest span."""
+    dtype: torch.dtype | None
+    """In which spans are held, on both tiers; in the model's own without it."""
+
+
+class ZoomLayer(CacheLayer):
+    """Keeps every token: some exactly, the others in spans.
+
+    A cache folds tokens into spans at the end of a forward, the same in all layers; which spans are
+    expanded, each kv head decides at each query.
+    """
+
+    def __init__(self, resolution: Resolution, index: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            resolution: What all layers of the cache share.
+            index: Which of them this is, from 0.
+        """
+        super().__init__(Slots(shared=True, common=(SURPRISAL,) if index == 0 else ()))
+        self.resolution = resolution
+        self._forget_spans()
+
+    @property
+    def newest(self) -> slice | torch.Tensor:
+        """Slots of the tokens of the last forward."""
+        return self._inserted
+
+    def _forget_spans(self) -> None:
+        how = self.resolution
+        self.spans = Spans(how.directions, how.longest, how.dtype)
+        self.settled: torch.Tensor | None = None
+        """Logical position before which tokens are divided for good, `[B]`; None for none."""
+        self.expanded = 0
+        """Spans that a kv head expands for a query."""
+        self.is_ragged = False
+        """Whether some rows keep fewer exact tokens than others, so that slots are empty."""
+        self.moment: torch.Tensor | None = None
+        """Sum of the outer products of queries, until each row has spans, `[B, G, D, D]`."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._forget_spans()
+
+    def fold(self, fold: Fold, settled: torch.Tensor) -> None:
+        """Turn exact tokens into spans.
+
+        Args:
+            fold: Which.
+            settled: Logical position before which tokens are divided for good, `[B]`.
+        """
+        self.settled = settled.to(self.slots.positions.device, copy=True)
+        if fold.lengths.shape[1] > 0:
+            where = fold.tokens[:, None, :, None]
+            keys, values = (
+                tensor.gather(2, where.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+                for tensor in (self.slots.keys, self.slots.values)
+            )
+            self.spans.add(keys, values, fold, self.moment)
+            self.slots.keep(fold.stay, fold.held)
+            self.slots.reserve(len(self.slots) + self.resolution.shortest)
+            self.has_evicted = True
+            if bool(self.spans.in_rows.all()):
+                self.moment = None
+            self.is_ragged = not bool(fold.held.all())
+        self.expanded = self._affordable()
+
+    def _affordable(self) -> int:
+        """Spans that a kv head may expand within the budget; one at least."""
+        if self.spans.is_empty:
+            return 0
+        rows, width = len(self.slots.keys), self.bytes_full
+        seen = rows * self.seen if self.lengths is None else int(self.lengths.sum())
+        allowed = int(self.resolution.share * width * seen / (rows * self.seen))
+        left = allowed - self.slots.nbytes - self.spans.bytes_fast
+        return max(left // self.spans.bytes_expanded, 1)
+
+    # What is held -----------------------------------------------------------------------------
+
+    @property
+    def bytes_fast(self) -> int:
+        """Exact tokens, what spans have on the fast tier, and the spans that a query expands."""
+        expanded = self.expanded * self.spans.bytes_expanded
+        return super().bytes_fast + self.spans.bytes_fast + expanded
+
+    @property
+    def bytes_slow(self) -> int:
+        """The tokens of spans, and what only spans that are to come need."""
+        return self.spans.bytes_slow + (0 if self.moment is None else self.moment.nbytes)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by name."""
+        yield from super().state()
+        for name in _OWN:
+            if (tensor := getattr(self, name)) is not None:
+                yield name, tensor
+        if not self.spans.is_empty:
+            yield _ROOM, torch.tensor([self.expanded, self.slots.capacity])
+        for name, tensor in self.spans.state():
+            yield f"spans.{name}", tensor
+
+    def load(self, tensors: dict[str, torch.Tensor], seen: int, *, has_evicted: bool) -> None:
+        """Take back what `state` gave."""
+        prefix = "spans."
+        spans = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+        for name in _OWN:
+            setattr(self, name, own.pop(name, None))
+        room = own.pop(_ROOM, None)
+        super().load(own, seen, has_evicted=has_evicted)
+        self.spans.load(spans)
+        self.is_ragged = not self.spans.is_empty and bool((self.slots.positions < 0).any())
+        if room is not None:
+            self.expanded, capacity = room.tolist()
+            self.slots.reserve(capacity)
+
+    # Attention --------------------------------------------------------------------------------
+
+    def _arrive(self, forward: Forward) -> None:
+        """Refuse what could not be answered once there are spans."""
+        if not forward.mask.is_causal:
+            raise UnsupportedModelError(
+                "sekv knows plain causal attention alone, and this model's mask is another: use "
+                "an eviction method"
+            )
+
+    def _attend_one(self, forward: Forward) -> torch.Tensor:
+        return super()._attend_one(forward) if self.spans.is_empty else self._zoom(forward)
+
+    def _attend_many(self, forward: Forward) -> torch.Tensor:
+        return super()._attend_many(forward) if self.spans.is_empty else self._zoom(forward)
+
+    def _zoom(self, forward: Forward) -> torch.Tensor:
+        count = forward.query.shape[2]
+        blocks = [
+            self._zoom_block(forward, start, min(start + _QUERIES, count))
+            for start in range(0, count, _QUERIES)
+        ]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+    def _zoom_block(self, forward: Forward, start: int, end: int) -> torch.Tensor:
+        slots, positions = self.slots, forward.positions[:, start:end]
+        is_newest = forward.query.shape[2] == 1 and self._all_visible(forward.mask)
+        sees_all = is_newest and not self.is_ragged
+        visible = None if sees_all else forward.mask.visible(slots.positions, positions)
+        exact = Exact(slots.keys, slots.values, visible)
+        query = forward.query[:, :, start:end]
+        return zoom_attention(query, exact, self.spans, self.expanded, forward.scoring)
+
+    def _settle(self, forward: Forward) -> None:
+        """Note in which directions queries are long, until each row has spans."""
+        if self.moment is None and not self.spans.is_empty:
+            return
+        query = (forward.query.detach() * forward.scoring.scaling).float()
+        if self.lengths is not None:
+            query = query * (forward.positions >= 0)[:, None, :, None]
+        query = query.unflatten(1, (self.slots.keys.shape[1], -1)).flatten(2, 3)
+        moment = query.transpose(-1, -2) @ query
+        self.moment = moment if self.moment is None else self.moment + moment
+
+    # The batch --------------------------------------------------------------------------------
+
+    def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super()._change_rows(change)
+        self.spans.map(change)
+        self.settled = None if self.settled is None else change(self.settled)
+        self.moment = None if self.moment is None else change(self.moment)
