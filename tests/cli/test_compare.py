@@ -12,7 +12,7 @@ from matplotlib.image import imread
 import kvfold
 from kvfold.budget import Budget
 from kvfold.cli.app import run
-from kvfold.evaluation.settings import DEFAULT_METHODS
+from kvfold.evaluation.settings import DEFAULT_METHODS, default_methods
 from tests.tiny_folder import POSITIONS, save_tiny
 
 QUICK = ["--methods", "streaming,tova", "--max-new-tokens", "4", "--length", "300"]
@@ -123,6 +123,12 @@ def test_every_method_but_the_floor_is_compared_by_default(
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["compare", "--help"]) == 0
     assert f"default: ({', '.join(DEFAULT_METHODS)})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("budget", ["64", "1MiB", "4%"])
+def test_a_method_that_cannot_keep_to_the_budget_is_left_out(budget: str) -> None:
+    assert set(DEFAULT_METHODS) - set(default_methods(budget)) == {"sekv"}
+    assert default_methods("25%") == DEFAULT_METHODS
 
 
 def test_interrupted_leaves_nothing(

@@ -20,6 +20,8 @@ class Method:
     """From a model, the method's name, a budget and options to an empty cache."""
     summary: str
     """One line for help texts."""
+    takes: Callable[[Budget], bool] = lambda budget: True
+    """Whether it can keep to a budget on any model."""
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -59,7 +59,7 @@ MethodsOption = Annotated[
     str | None,
     typer.Option(
         help="Methods, separated by commas; full is always measured.",
-        show_default="full, distill, streaming, h2o, snapkv, tova, knorm",
+        show_default="full, distill, sekv, streaming, h2o, snapkv, tova, knorm",
     ),
 ]
 NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
@@ -154,12 +154,12 @@ def _settings(
     early: bool,
 ) -> Settings:
     import kvfold.api  # noqa: F401 - registers the methods
-    from kvfold.evaluation.settings import DEFAULT_BUDGET, DEFAULT_METHODS, Settings
+    from kvfold.evaluation.settings import DEFAULT_BUDGET, Settings, default_methods
 
-    named = DEFAULT_METHODS if methods is None else listed(methods)
+    budget = DEFAULT_BUDGET if budget is None else budget
     return Settings(
-        methods=named,
-        budget=DEFAULT_BUDGET if budget is None else budget,
+        methods=default_methods(budget) if methods is None else listed(methods),
+        budget=budget,
         protocol="query-agnostic" if early else "query-aware",
         max_new_tokens=max_new_tokens,
         chunk_size=chunk_size,

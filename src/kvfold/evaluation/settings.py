@@ -12,12 +12,18 @@ from kvfold.errors import ConfigError
 Protocol = Literal["query-aware", "query-agnostic"]
 """Whether the cache is cut after the question is read, or before."""
 
-DEFAULT_METHODS = ("full", "distill", "streaming", "h2o", "snapkv", "tova", "knorm")
-"""What `kvfold compare` compares."""
+DEFAULT_METHODS = ("full", "distill", "sekv", "streaming", "h2o", "snapkv", "tova", "knorm")
+"""What `kvfold compare` compares, as far as they can keep to the budget."""
 DEFAULT_BUDGET = "0.25"
 """The budget of all methods but `full`."""
 DEFAULT_NEW_TOKENS = 24
 """Most tokens of an answer."""
+
+
+def default_methods(budget: str) -> tuple[str, ...]:
+    """What `kvfold compare` compares at a budget: methods that can keep to it."""
+    parsed = Budget.parse(budget)
+    return tuple(name for name in DEFAULT_METHODS if METHODS[name].takes(parsed))
 
 
 @dataclass(frozen=True, slots=True)

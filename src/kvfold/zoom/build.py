@@ -117,6 +117,11 @@ def _whole(method: str, name: str, value: object, least: int) -> int:
     return value
 
 
+def takes(budget: Budget) -> bool:
+    """Whether a budget is a share that the sketch leaves room in."""
+    return budget.unit == "ratio" and budget.amount >= LEAST
+
+
 METHODS.register(
-    "sekv", Method(build_cache, "two resolutions: zooms in where the query looks (SeKV)")
+    "sekv", Method(build_cache, "two resolutions: zooms in where the query looks (SeKV)", takes)
 )
