@@ -27,7 +27,7 @@ README = Path(__file__).parents[2] / "README.md"
 def folder(tmp_path: Path) -> Path:
     network = PolicyNetwork(generator=torch.Generator().manual_seed(0))
     facts = shape_facts(attached())
-    importance = torch.tensor([[0.3, 0.0], [0.1, 0.2]])
+    importance = torch.tensor([[0.3, 0.0], [0.1, 0.2], [0.0, 0.0]])
     PolicyArtifact(network, importance, "tiny", facts, {"steps": 3}).save_pretrained(tmp_path)
     return tmp_path
 
@@ -80,7 +80,7 @@ def test_weights_of_other_shapes_or_no_numbers_are_refused(folder: Path):
     rewrite(folder, weights={"layers.0.weight": torch.zeros(128, 6)})
     with pytest.raises(ArtifactError, match="does not hold the weights"):
         PolicyArtifact.from_pretrained(folder)
-    for name, shape in (("layers.0.weight", (128, 5)), ("importance", (2, 2))):
+    for name, shape in (("layers.0.weight", (128, 5)), ("importance", (3, 2))):
         rewrite(folder, weights={name: torch.full(shape, torch.nan)})
         with pytest.raises(ArtifactError, match="not numbers"):
             PolicyArtifact.from_pretrained(folder)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+import kvfold
 from kvfold.attention import Scoring
 from kvfold.budget import Budget
 from kvfold.evict import POLICIES, EvictingLayer, Eviction, NewTokens, Policy
 from kvfold.evict.policies import H2O, TOVA, Distill, KeyNorm, Random, SnapKV, Streaming
 from kvfold.evict.policies.random import hashed_uniform
+from tests.contract import left_padded, teacher_forced
+from tests.tiny import tiny_ids, tiny_model
 
 HEADS, GROUPS, WIDTH, BUDGET, SINKS, RECENT = 4, 2, 8, 16, 2, 5
 REPEATS = HEADS // GROUPS
@@ -196,3 +199,18 @@ def test_a_policy_notes_every_new_token_however_small_its_window():
         feed(layer, torch.randn(1, HEADS, count, WIDTH), torch.randn(1, GROUPS, count, WIDTH))
         place = layer.slots.field("place")
         assert torch.equal(place, layer.slots.positions.float().expand_as(place))
+
+
+@pytest.mark.parametrize("method", ["distill", "streaming"])
+def test_of_few_tokens_some_can_always_go_and_the_first_stays(method: str):
+    """Storage grows as many tokens late as there are layers: meanwhile fewer are protected."""
+    model = tiny_model(num_hidden_layers=16)
+    kvfold.attach(model)
+    prompts, follow = tiny_ids(2, 12), tiny_ids(2, 60, seed=1)
+    mask = left_padded([12, 5], 12)
+    batch = kvfold.make_cache(model, method, budget=0.2)
+    together = teacher_forced(model, batch, prompts, follow, mask=mask)
+    single = kvfold.make_cache(model, method, budget=0.2)
+    alone = teacher_forced(model, single, prompts[1:, 7:], follow[1:])
+    assert torch.allclose(together[1], alone[0], atol=1e-4)
+    assert all((part.slots.positions == 0).any(-1).all() for part in single.parts)

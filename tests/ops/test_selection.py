@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvfold.ops.selection import EMPTY, keep_indices, protected, victim
+from kvfold.ops.selection import EMPTY, keep_indices, protected, turns_to_go, victim
 
 
 @st.composite
@@ -141,3 +141,10 @@ def test_protected_by_row():
     shielded &= positions >= 0
     assert positions[0][shielded[0]].tolist() == [*range(4), *range(12, 20)]
     assert positions[1][shielded[1]].tolist() == [0, 1, *range(8, 12)]
+
+
+def test_scores_that_overflowed_still_give_turns():
+    scores = torch.tensor([[[math.inf, math.nan, -math.inf, 1.0, math.inf]]])
+    shielded = torch.tensor([[[False, False, False, False, True]]])
+    turns = turns_to_go(scores, shielded, 2)
+    assert turns.tolist() == [[[0, -1, -2, 0, 0]]]

@@ -38,8 +38,9 @@ def test_what_is_no_budget_is_refused(budget: float | str):
     [
         ({"rank": 3}, "no option 'rank': choose from deviations, directions, longest"),
         ({"scope": "head"}, "no option 'scope'"),
-        ({"longest": 15}, "longest is 15, below shortest, 16"),
-        ({"shortest": 33}, "longest is 32, below shortest, 33"),
+        ({"longest": 15}, "longest is 15: give from shortest, 16, to 1024"),
+        ({"longest": 10**9}, "longest is 1000000000: give from"),
+        ({"shortest": 33}, "longest is 32: give from shortest, 33"),
         ({"shortest": 0}, "shortest is 0, give a whole number of at least 1"),
         ({"longest": 1, "shortest": 1}, "longest is 1, give a whole number of at least 2"),
         ({"directions": 0}, "directions is 0, give a whole number of at least 2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 
@@ -129,22 +130,37 @@ def require_attached(model: PreTrainedModel) -> None:
 def _start_of_forward(
     module: torch.nn.Module, arguments: tuple[object, ...], keywords: dict[str, object]
 ) -> None:
-    for cache in _caches(arguments, keywords):
+    named = _named(module, arguments, keywords)
+    for cache in _caches(named):
         start: Callable[[torch.nn.Module, dict[str, object]], None] | None
         start = getattr(cache, "start_of_forward", None)
         if start is not None:
-            start(module, keywords)
+            start(module, named)
 
 
 def _end_of_forward(
-    module: object, arguments: tuple[object, ...], keywords: dict[str, object], output: object
+    module: torch.nn.Module,
+    arguments: tuple[object, ...],
+    keywords: dict[str, object],
+    output: object,
 ) -> None:
-    for cache in _caches(arguments, keywords):
+    named = _named(module, arguments, keywords)
+    for cache in _caches(named):
         finish: Callable[[dict[str, object], object], None] | None
         finish = getattr(cache, "finish_forward", None)
         if finish is not None:
-            finish(keywords, output)
+            finish(named, output)
 
 
-def _caches(arguments: tuple[object, ...], keywords: dict[str, object]) -> list[Cache]:
-    return [value for value in (*arguments, *keywords.values()) if isinstance(value, Cache)]
+def _named(
+    module: torch.nn.Module, arguments: tuple[object, ...], keywords: dict[str, object]
+) -> dict[str, object]:
+    """The arguments of a forward by name, those given by position too."""
+    if not arguments:
+        return keywords
+    names = list(inspect.signature(module.forward).parameters)
+    return dict(zip(names, arguments, strict=False)) | keywords
+
+
+def _caches(arguments: dict[str, object]) -> list[Cache]:
+    return [value for value in arguments.values() if isinstance(value, Cache)]

@@ -33,7 +33,7 @@ class CacheSpec:
     scope: str | None = None
     """What shares one kept set."""
     options: dict[str, object] = field(default_factory=dict)
-    """The method's own options, as given."""
+    """The method's options: those given, as the method settled them, and those it found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

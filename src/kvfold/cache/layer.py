@@ -80,12 +80,12 @@ class CacheLayer(CacheLayerMixin):
     @property
     def bytes_full(self) -> int:
         """Keys and values that a full layer would hold for the tokens seen, padding included."""
-        return self.seen * _token_bytes(self.slots)
+        return self.seen * self.slots.token_bytes
 
     @property
     def bytes_index(self) -> int:
         """The part of the fast bytes that is no key or value of an exact token."""
-        return self.bytes_fast - self.slots.capacity * _token_bytes(self.slots)
+        return self.bytes_fast - self.slots.capacity * self.slots.token_bytes
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name."""
@@ -378,8 +378,3 @@ class CacheLayer(CacheLayerMixin):
 
     def prefetch(self) -> None:
         """Nothing is offloaded."""
-
-
-def _token_bytes(slots: Slots) -> int:
-    """Keys and values of one token of every row."""
-    return sum(t[:, :, 0].numel() * t.element_size() for t in (slots.keys, slots.values))

@@ -103,6 +103,11 @@ class Slots:
         return (self.positions[:, 0] >= 0).sum(-1)
 
     @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token of every row."""
+        return sum(t[:, :, 0].numel() * t.element_size() for t in (self.keys, self.values))
+
+    @property
     def bytes_per_token(self) -> int:
         """What one more token of every row takes, its position and fields included."""
         return sum(

@@ -126,10 +126,11 @@ class SplitLayer(CacheLayerMixin):
             for heads, part in self._divided(query.device)
         ]
         together = torch.cat(outputs, dim=1)
-        return together.index_select(1, self._back.to(query.device)).flatten(1, 2)
+        return together.index_select(1, self._back).flatten(1, 2)
 
     def _divided(self, device: torch.device) -> list[tuple[torch.Tensor, CacheLayer]]:
         self._heads = tuple(heads.to(device) for heads in self._heads)
+        self._back = self._back.to(device)
         return list(zip(self._heads, self.parts, strict=True))
 
     # What is done to every part ---------------------------------------------------------------

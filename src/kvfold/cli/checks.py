@@ -17,8 +17,9 @@ _POLICIES = Path(__file__).parents[1] / "evict" / "policies"
 
 
 def method_names() -> list[str]:
-    """Names that `kvfold.make_cache` takes: each method has a file of its name."""
-    return [module.name for module in pkgutil.iter_modules([str(_POLICIES)])]
+    """Names that `kvfold.make_cache` takes: each policy has a file of its name."""
+    policies = [module.name for module in pkgutil.iter_modules([str(_POLICIES)])]
+    return sorted([*policies, "sekv"])
 
 
 def check_methods(names: Iterable[str], *, besides: Iterable[str] = ()) -> None:

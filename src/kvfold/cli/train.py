@@ -113,8 +113,8 @@ def distill(
     settings, method = _settings(locals())
     if length <= horizon + sinks + recent:
         raise ConfigError(
-            f"excerpts of {length} tokens leave no prompt before {horizon} scored ones: give a "
-            "greater --length or a smaller --horizon"
+            f"excerpts of {length} tokens leave no prompt before {horizon} scored ones, with "
+            f"{sinks} first and {recent} last ones protected: give a greater --length"
         )
     where = _Place(model, dtype, device, folder, resume)
     where.check()

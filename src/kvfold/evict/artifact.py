@@ -117,8 +117,21 @@ class PolicyArtifact:
             raise ArtifactError(
                 f"{path} does not give each kv head of each layer its importance: train it again"
             )
+        if (heads := _pruned_heads(facts)) is not None and importance.shape != heads:
+            raise ArtifactError(
+                f"{path} gives the importance of {list(importance.shape)} heads, but its model has "
+                f"{list(heads)}: train it again"
+            )
         network.eval().requires_grad_(False)
         return cls(network, importance, trained_on, facts, record)
+
+
+def _pruned_heads(facts: dict[str, object]) -> tuple[int, int] | None:
+    """Full-attention layers and kv heads of the model that a policy was trained on, if told."""
+    windows, heads = facts.get("windows"), facts.get("kv_heads")
+    if not isinstance(windows, list) or not isinstance(heads, int):
+        return None
+    return sum(window is None for window in windows), heads
 
 
 def locate(name: str | Path) -> str:

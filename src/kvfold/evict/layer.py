@@ -86,6 +86,16 @@ class EvictingLayer(CacheLayer):
             return self.eviction.budget.tokens(self.seen, self._token_cost)
         return row_allowance(self.eviction.budget, self.lengths, self._token_cost)
 
+    def _usable(self) -> int | torch.Tensor:
+        """The same, but no more than are held: storage grows after the budget does.
+
+        Of fewer tokens fewer are protected, so that some can always go.
+        """
+        allowed = self._allowed()
+        if isinstance(allowed, torch.Tensor):
+            return allowed.minimum(self.slots.counts)
+        return min(allowed, len(self.slots))
+
     @property
     def budgeted(self) -> int:
         """Most tokens that a row may keep now."""
@@ -193,7 +203,7 @@ class EvictingLayer(CacheLayer):
 
         What is protected only gets less while the budget is the same, so the order stands.
         """
-        allowed = self.budgeted
+        allowed = min(self.budgeted, len(self.slots))
         if self._queued_for != allowed:
             self._queue, self._queued_for = self._in_turn(), allowed
         if not self._queue:
@@ -237,7 +247,7 @@ class EvictingLayer(CacheLayer):
         return protected(
             self.slots.positions,
             self.row_lengths,
-            self._allowed(),
+            self._usable(),
             sinks=self.eviction.sinks,
             recent=self.eviction.recent,
         )
@@ -324,7 +334,14 @@ class EvictingLayer(CacheLayer):
         self.slots.field(TURN).copy_(turns * is_over.view(-1, 1, 1))
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        rows = 0 if self.slots.is_empty else len(self.slots.keys)
         super()._change_rows(change)
         self._chosen, self._queued_for = None, -1
-        # Bytes are for the whole batch: with more rows, each may keep less.
-        self._may_be_over |= self.eviction.budget.unit == "bytes"
+        if self.eviction.budget.unit == "bytes" and not self.slots.is_empty:
+            # Bytes are for the whole batch: with more rows, each may keep less.
+            self._may_be_over |= len(self.slots.keys) > rows
+
+    def load(self, tensors: dict[str, torch.Tensor], seen: int, *, has_evicted: bool) -> None:
+        """Take back what `state` gave."""
+        super().load(tensors, seen, has_evicted=has_evicted)
+        self._may_be_over = self.eviction.budget.unit == "bytes"

@@ -79,7 +79,7 @@ class DistillSettings:
     """First tokens that always stay."""
     recent: int = 32
     """Last tokens that always stay."""
-    validation: int = 12
+    validation: int = 16
     """Excerpts of every validation; their full caches stay in memory."""
 
     def check(self) -> None:
@@ -274,7 +274,7 @@ class PolicyLearner:
         loss = -(advantages * log_probs).mean() - self.settings.entropy_bonus * entropy
         return loss, {
             "kl": -float(reward.mean()),
-            "clipped": float((divergences > self.settings.clip).double().mean()),
+            "clipped": float((divergences > self.settings.clip).float().mean()),
             "entropy": float(entropy.detach()),
         }
 

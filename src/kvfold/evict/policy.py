@@ -108,7 +108,7 @@ class Policy(ABC):
 
     @property
     def interval(self) -> int:
-        """Generated tokens for which one scoring of all layers serves (scope token)."""
+        """Generated tokens for which one scoring serves."""
         return 1
 
     @property

@@ -25,6 +25,7 @@ from kvfold.evict.layer import EvictingLayer, Eviction
 from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.policies.distill import WINDOW, FeaturePolicy
 from kvfold.evict.policy import Scope
+from kvfold.evict.token_scope import evicting_of
 from kvfold.evict.whole_heads import HeadPlan
 from kvfold.ops.divergence import kl_divergence
 from kvfold.ops.sampling import conditional_poisson_sample, plackett_luce_sample
@@ -99,7 +100,7 @@ class _Sampler:
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         if self.network is None:
             return
-        self._new, evicting = count, _evicting(layers)
+        self._new, evicting = count, evicting_of(layers)
         if count > 1:
             return
         is_full = [layer.make_room() for layer in evicting]
@@ -111,7 +112,7 @@ class _Sampler:
         if self.network is None:
             return
         self._done, self._new = self._done + self._new, 0
-        evicting = _evicting(layers)
+        evicting = evicting_of(layers)
         if evicting and evicting[0].is_over:
             for layer, ranks in zip(evicting, self._ranks(evicting), strict=True):
                 layer.cut(ranks)
@@ -144,10 +145,6 @@ class _Sampler:
             return scores.masked_fill(~candidates, -torch.inf).topk(count, dim=-1).indices
         draw = plackett_luce_sample if self.law == "plackett-luce" else conditional_poisson_sample
         return draw(scores, count, generator=self.generator, candidates=candidates)
-
-
-def _evicting(layers: Sequence[CacheLayer]) -> list[EvictingLayer]:
-    return [layer for layer in layers if isinstance(layer, EvictingLayer)]
 
 
 class Text:
@@ -217,7 +214,7 @@ class Student:
     @property
     def features(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt's features `[S, T, 5]` and its number of tokens `[S]`."""
-        features, held = self._sampler.features(_evicting(self._cache.parts))
+        features, held = self._sampler.features(evicting_of(self._cache.parts))
         return features[:, 0], held[:, 0]
 
     @torch.no_grad()
@@ -227,7 +224,7 @@ class Student:
         _logits(self._text.model, heard, self._text.continuation[None])
         weight = min(len(self._text.continuation) / WINDOW, 1.0)
         before = self.features[0][..., 0]
-        after = self._sampler.features(_evicting(heard.parts))[0][:, 0, : before.shape[1], 0]
+        after = self._sampler.features(evicting_of(heard.parts))[0][:, 0, : before.shape[1], 0]
         return ((after - (1 - weight) * before) / weight).clamp_min(0)
 
     def most_attended(self) -> torch.Tensor:
@@ -245,7 +242,7 @@ class Student:
     def _limited(self) -> tuple[KVCache, _Sampler]:
         """A copy under the plan's budget, which nothing has been cut to yet, and its sampler."""
         cache, sampler = copy.deepcopy((self._cache, self._sampler))
-        for layer in _evicting(cache.parts):
+        for layer in evicting_of(cache.parts):
             layer.eviction = replace(layer.eviction, budget=self._plan.rest)
         return cache, sampler
 

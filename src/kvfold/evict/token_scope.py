@@ -20,7 +20,7 @@ class TokenScope:
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         """Choose the slot that a single new token takes, the same in all layers."""
-        evicting = _evicting(layers)
+        evicting = evicting_of(layers)
         if not evicting or evicting[0].slots.is_empty:
             return
         for layer in evicting:
@@ -35,7 +35,7 @@ class TokenScope:
 
     def after_forward(self, layers: list[CacheLayer], outcome: Outcome | None) -> None:
         """Cut every layer to the budget, after a prompt or a chunk of one."""
-        evicting = _evicting(layers)
+        evicting = evicting_of(layers)
         if evicting and evicting[0].is_over:
             scores = self._scores(evicting)
             for layer in evicting:
@@ -45,5 +45,6 @@ class TokenScope:
         return evicting[0].eviction.policy.score_together([layer.slots for layer in evicting])
 
 
-def _evicting(layers: list[CacheLayer]) -> list[EvictingLayer]:
+def evicting_of(layers: Sequence[CacheLayer]) -> list[EvictingLayer]:
+    """Those of a cache's layers that evict."""
     return [layer for layer in layers if isinstance(layer, EvictingLayer)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvfold.budget import Budget
+from kvfold.budget import ROUNDING, Budget
 
 WHOLE = 0.1
 """Share of the kv heads that may keep everything by default."""
@@ -44,8 +44,8 @@ def plan_heads(importance: torch.Tensor, budget: Budget, share: float) -> HeadPl
         share: Share of the kv heads that may be chosen.
     """
     total = importance.numel()
-    allowed = int(min(share, MOST * budget.amount) * total) if budget.unit == "ratio" else 0
-    count = min(allowed, int((importance > 0).sum()))
+    most = min(share, MOST * budget.amount) if budget.unit == "ratio" else 0
+    count = min(int(most * total * ROUNDING), int((importance > 0).sum()))
     if count == 0:
         return HeadPlan({}, budget)
     chosen = importance.flatten().argsort(descending=True, stable=True)[:count].tolist()

@@ -114,6 +114,8 @@ def turns_to_go(scores: torch.Tensor, shielded: torch.Tensor, count: int) -> tor
         `[B, P, T]`.
     """
     count = min(count, scores.shape[-1])
+    # What a policy's weights overflow to is still a score.
+    scores = scores.nan_to_num(0.0)
     lowest = scores.masked_fill(shielded, torch.inf).topk(count, dim=-1, largest=False)
     turns = torch.arange(-count, 0, device=scores.device, dtype=scores.dtype)
     turns = torch.where(lowest.values.isposinf(), 0, turns)

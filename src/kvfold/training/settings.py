@@ -55,7 +55,11 @@ class TrainingSettings:
             ("warmup_steps", self.warmup_steps < self.steps, f"fewer than the {self.steps} steps"),
             ("final_share", 0 <= self.final_share <= 1, "a share from 0 to 1"),
             ("gradient_clip", 0 < self.gradient_clip < math.inf, "a number above 0"),
-            ("seed", _is_whole(self.seed, 0), "a whole number, at least 0"),
+            (
+                "seed",
+                _is_whole(self.seed, 0) and self.seed < 2**63,
+                "a whole number from 0, below 2**63",
+            ),
             ("validate_every", _is_whole(self.validate_every, 1), "a whole number, at least 1"),
             ("checkpoint_every", _is_whole(self.checkpoint_every, 1), "a whole number, at least 1"),
             ("precision", self.precision in ("float32", "bfloat16"), "float32 or bfloat16"),

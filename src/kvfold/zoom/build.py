@@ -17,12 +17,14 @@ from kvfold.zoom.fold import Segmenting
 from kvfold.zoom.folding import Folding
 from kvfold.zoom.layer import Resolution, ZoomLayer
 
+LONGEST = 1024
+"""Tokens of the longest span that makes sense: one is expanded at least."""
 DEFAULT_BUDGET = Budget(0.25, "ratio")
 """Share of a full cache's bytes on the fast tier when none is named."""
 DIRECTIONS = 24
-"""Of the routing sketch, where a key has so many dims and none is asked for."""
+"""Of the routing sketch, when none are asked for, in at most a quarter of the budget."""
 LEAST = 0.05
-"""The routing sketch alone takes half of less."""
+"""With less, too few directions are left to tell spans apart."""
 
 
 def build_cache(
@@ -34,7 +36,7 @@ def build_cache(
         model: An attached model.
         method: Its registered name.
         budget: Share of a full cache's bytes that may stand on the fast tier; a quarter without it.
-        options: `directions` of the routing sketch (24, or a key's dims if those are fewer),
+        options: `directions` of the routing sketch (24, or fewer in a small budget),
             `shortest` and `longest` span in tokens (16, 32), `sinks` (4), `deviations` of surprisal
             above which a token is an anchor (1), `slow` (`half` or `exact`: in what spans are
             held).
@@ -83,7 +85,8 @@ def _settings(
         allowed = ", ".join(sorted(_DEFAULTS))
         raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
     width = min(head_shape(model, index).head_dim for index in range(len(decoder_layers(model))))
-    given = _DEFAULTS | {"directions": min(DIRECTIONS, width)} | options
+    affordable = int(budget.amount * width * model.dtype.itemsize)
+    given = _DEFAULTS | {"directions": max(min(DIRECTIONS, width, affordable), 2)} | options
     directions, shortest, longest, sinks = (
         _whole(method, name, given[name], least)
         for name, least in (("directions", 2), ("shortest", 1), ("longest", 2), ("sinks", 0))
@@ -97,9 +100,9 @@ def _settings(
         raise ConfigError(f"{method}: deviations is {deviations!r}, give a number")
     if slow not in ("half", "exact"):
         raise ConfigError(f"{method}: slow is {slow!r}, give half or exact")
-    if longest < shortest:
+    if not shortest <= longest <= LONGEST:
         raise ConfigError(
-            f"{method}: longest is {longest}, below shortest, {shortest}: give at least that"
+            f"{method}: longest is {longest}: give from shortest, {shortest}, to {LONGEST}"
         )
     if directions > width:
         raise ConfigError(

@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.cache import CacheLayer, Outcome
+from kvfold.errors import ConfigError
+from kvfold.models import lm_head
 from kvfold.zoom.fold import Segmenting, plan_fold
 from kvfold.zoom.layer import SURPRISAL, ZoomLayer
 from kvfold.zoom.surprisal import Surprisal
@@ -26,10 +28,11 @@ _known: weakref.WeakKeyDictionary[PreTrainedModel, Surprisal] = weakref.WeakKeyD
 
 
 def surprisal_of(model: PreTrainedModel) -> Surprisal:
-    """What gives a model's surprisal, found once for each model."""
-    if model not in _known:
-        _known[model] = Surprisal(model)
-    return _known[model]
+    """What gives a model's surprisal, found once for each model and head."""
+    known = _known.get(model)
+    if known is None or known.head is not lm_head(model):
+        known = _known[model] = Surprisal(model)
+    return known
 
 
 class Folding:
@@ -56,8 +59,9 @@ class Folding:
         if not zoom or zoom[0].slots.is_empty:
             return
         first = zoom[0]
-        if outcome is not None and outcome.hidden.shape[1] > 1:
-            self._note_surprisal(first, outcome)
+        new = first.newest
+        if isinstance(new, slice) and new.stop - new.start > 1:
+            self._note_surprisal(first, new, outcome)
         lengths, settled = _lengths(first), _settled(first)
         worth = (first.resolution.share * lengths).long()
         until = lengths - (worth // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
@@ -68,13 +72,20 @@ class Folding:
             most = (worth // _ANCHOR_PART - exact).clamp_min(0)
             self._fold(zoom, settled, until.where(is_due, settled), most)
 
-    def _note_surprisal(self, first: ZoomLayer, outcome: Outcome) -> None:
-        """Of a prompt; a generated token is one that the model itself found likely: 0."""
-        model, slots, new = self._model(), first.slots, first.newest
-        if model is None or outcome.input_ids is None:
-            return
-        tokens = (slots.positions[:, 0, new] >= 0).expand(len(outcome.hidden), -1)
-        ids = outcome.input_ids.expand(len(outcome.hidden), -1)
+    def _note_surprisal(self, first: ZoomLayer, new: slice, outcome: Outcome | None) -> None:
+        """Of a prompt; a generated token is one that the model itself found likely: 0.
+
+        The first token of a chunk or turn has 0 as well: what predicted it is no longer there.
+        """
+        model, slots = self._model(), first.slots
+        if model is None or outcome is None or outcome.input_ids is None:
+            raise ConfigError(
+                "sekv needs the token ids and the last hidden states of a prompt: call the "
+                "attached model with input_ids, not with inputs_embeds or return_dict=False"
+            )
+        rows = len(outcome.hidden)
+        tokens = (slots.positions[:, 0, new] >= 0).expand(rows, -1)
+        ids = outcome.input_ids.expand(rows, -1)
         nats = surprisal_of(model)(outcome.hidden, ids, tokens=tokens)
         slots.note(new, SURPRISAL, nats[:, None].to(slots.positions.device))
 

@@ -58,6 +58,11 @@ class ZoomLayer(CacheLayer):
         self._forget_spans()
 
     @property
+    def is_croppable(self) -> bool:
+        """Not for good: sooner or later tokens are folded."""
+        return False
+
+    @property
     def newest(self) -> slice | torch.Tensor:
         """Slots of the tokens of the last forward."""
         return self._inserted
@@ -72,7 +77,8 @@ class ZoomLayer(CacheLayer):
         self.is_ragged = False
         """Whether some rows keep fewer exact tokens than others, so that slots are empty."""
         self.moment: torch.Tensor | None = None
-        """Sum of the outer products of queries, until each row has spans, `[B, G, D, D]`."""
+        """Sum of the outer products of queries until each row has spans, `[B, G, D, D]`; those that
+        were taken back stay in it."""
 
     def reset(self) -> None:
         """Forget everything."""
@@ -106,9 +112,9 @@ class ZoomLayer(CacheLayer):
         """Spans that a kv head may expand within the budget; one at least."""
         if self.spans.is_empty:
             return 0
-        rows, width = len(self.slots.keys), self.bytes_full
+        rows, full = len(self.slots.keys), self.bytes_full
         seen = rows * self.seen if self.lengths is None else int(self.lengths.sum())
-        allowed = int(self.resolution.share * width * seen / (rows * self.seen))
+        allowed = int(self.resolution.share * full * seen / (rows * self.seen))
         left = allowed - self.slots.nbytes - self.spans.bytes_fast
         return max(left // self.spans.bytes_expanded, 1)
 
@@ -119,6 +125,11 @@ class ZoomLayer(CacheLayer):
         """Exact tokens, what spans have on the fast tier, and the spans that a query expands."""
         expanded = self.expanded * self.spans.bytes_expanded
         return super().bytes_fast + self.spans.bytes_fast + expanded
+
+    @property
+    def bytes_index(self) -> int:
+        """Positions, surprisal and what spans have on the fast tier, expanded tokens left out."""
+        return super().bytes_index - self.expanded * self.spans.bytes_expanded
 
     @property
     def bytes_slow(self) -> int:

@@ -162,12 +162,7 @@ class Spans:
     @property
     def bytes_expanded(self) -> int:
         """What one expanded span of every row and kv head takes on the fast tier."""
-        if self.is_empty:
-            return 0
-        token = sum(
-            t[:, :, 0].numel() * t.element_size() for t in (self.slow.keys, self.slow.values)
-        )
-        return self.longest * token
+        return 0 if self.is_empty else self.longest * self.slow.token_bytes
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""

@@ -3,7 +3,7 @@
     H_t = -log p(x_t | x_<t), in nats, and H_0 = 0
 
 `generate` computes logits for the last position only, so surprisal is taken from the last hidden
-states `[B, N, M]`, through the model's own head, a few rows of the vocabulary at a time.
+states `[B, N, M]`, through the model's own head, a few tokens at a time.
 
 Some models do more to logits than the head: Gemma 2 caps them with `tanh`, Granite and Cohere scale
 them. Which, and whether a number in the configuration multiplies or divides, is found by trying on
@@ -22,7 +22,7 @@ from kvfold.errors import ConfigError, UnsupportedModelError
 from kvfold.models import base_model, lm_head, text_config
 
 _ROWS = 128
-"""Rows of the vocabulary that are in memory at once."""
+"""Tokens whose logits `[V]` are in memory at once."""
 _FACTORS = ("logits_scaling", "logit_scale", "output_multiplier", "lm_head_multiplier")
 """Options by which configurations scale logits: some multiply, some divide."""
 _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -81,6 +81,11 @@ class Surprisal:
                 head, a factor and a cap that its configuration has.
         """
         self._readout = find_readout(model)
+
+    @property
+    def head(self) -> nn.Module:
+        """The model's own, when it was tried."""
+        return self._readout.head
 
     @torch.no_grad()
     def __call__(
@@ -181,11 +186,12 @@ def _try(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
         lambda module, arguments, output: seen.append(output[0])
     )
     ids = torch.arange(1, _TRIAL + 1, device=model.device)[None] % text_config(model).vocab_size
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         logits = model(input_ids=ids, use_cache=False).logits
     finally:
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode
         handle.remove()
     return seen[-1], logits
