@@ -215,7 +215,7 @@ def test_a_rollout_that_keeps_everything_says_the_same():
 def test_a_rollout_equals_the_methods_own_cache(tmp_path: Path, scope: Scope, whole: float):
     model, tokens, budget = attached(), tiny_ids(1, 72), Budget(0.5, "ratio")
     network = PolicyNetwork(generator=torch.Generator().manual_seed(3))
-    importance = torch.tensor([[0.1, 0.4], [0.2, 0.3]])
+    importance = torch.tensor([[0.1, 0.4], [0.2, 0.3], [0.0, 0.0]])
     artifact = PolicyArtifact(network, importance, "tiny", shape_facts(model), {})
     artifact.save_pretrained(tmp_path)
     options = {"sinks": 2, "recent": 4, "scope": scope, "whole": whole, "every": 1}
