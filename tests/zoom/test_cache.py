@@ -298,16 +298,18 @@ def test_rows_of_very_different_lengths(lengths: list[int]):
     assert has_folded(held)
 
 
-def test_a_text_without_ids():
-    """Embeddings have no surprisal: spans without anchors, summarised evenly."""
+def test_a_text_without_ids_is_refused():
     held, model = fresh(), wide()
     embedded = model.get_input_embeddings()(tiny_ids(1, 200))
-    with torch.no_grad():
+    with torch.no_grad(), pytest.raises(ConfigError, match="needs the token ids"):
         model(inputs_embeds=embedded, **{kvfold.cache.CACHE_KEYWORD: held})
-    logits = run(model, held, one_by_one(tiny_ids(1, 5)))
+
+
+def test_ids_by_position_are_found():
+    held, model = fresh(), wide()
+    with torch.no_grad():
+        model.get_decoder()(tiny_ids(1, 200), **{kvfold.cache.CACHE_KEYWORD: held})
     assert has_folded(held)
-    assert torch.isfinite(logits).all()
-    assert layers_of(held)[0].slots.positions[0, 0, :4].tolist() == [0, 1, 2, 3]
 
 
 def test_bfloat16():
