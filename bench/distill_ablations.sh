@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trains DistillCache anew with one thing left out at a time, all alike and far shorter than the
-# shipped policy, and puts them into one report beside the shipped policy with other options.
+# Trains DistillCache anew with something left out, all alike and far shorter than the shipped
+# policy, and puts them into one report beside the shipped policy with other options.
 #
 #     KVFOLD_DATA=FOLDER bench/distill_ablations.sh OUT [OPTION OF kvfold eval ...]
 #

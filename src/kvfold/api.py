@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import kvfold.evict
-import kvfold.zoom  # noqa: F401 - registers its method
+import kvfold.zoom  # noqa: F401 - both register their methods
 from kvfold.attention import attach
 from kvfold.budget import Budget
 from kvfold.cache import METHODS, CacheSpec, KVCache, storage

@@ -145,9 +145,9 @@ def _clean(surprisal: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor) -> torch.Tensor:
-    """The value of the token before, `[B, N]`; false, or -1, for the first."""
+    """The flag of the token before, `[B, N]`; false for the first."""
     shifted = values.roll(1, dims=-1)
-    shifted[:, :1] = False if values.dtype == torch.bool else -1
+    shifted[:, :1] = False
     return shifted
 
 
