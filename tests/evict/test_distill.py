@@ -20,8 +20,8 @@ BUDGET, SINKS, RECENT = 24, 2, 6
 
 
 def distill(**options: object) -> KVCache:
-    options = {"sinks": SINKS, "recent": RECENT, **options}
-    return kvfold.make_cache(attached(), "distill", budget=BUDGET, **options)
+    options = {"budget": BUDGET, "sinks": SINKS, "recent": RECENT, **options}
+    return kvfold.make_cache(attached(), "distill", **options)
 
 
 def held(cache: KVCache, layer: int) -> set[int]:
@@ -49,24 +49,29 @@ def lowest(cache: KVCache, layer: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("scope", ["layer", "token"])
-@pytest.mark.parametrize("every", [1, 3, 8])
-def test_the_lowest_scores_go_in_turn(every: int, scope: str):
-    model, cache, tokens = attached(), distill(every=every, scope=scope), tiny_ids(1, 90)
+@pytest.mark.parametrize(
+    ("every", "budget", "turns"), [(1, BUDGET, 1), (3, BUDGET, 3), (8, BUDGET, 8), (2, 64, 4)]
+)
+def test_the_lowest_scores_go_in_turn(every: int, budget: int, turns: int, scope: str):
+    """In turns of `every`, or of a 16th of what is held where that is more."""
+    model, tokens = attached(), tiny_ids(1, 100)
+    cache = distill(every=every, scope=scope, budget=budget)
     whole = kvfold.make_cache(
         model, "distill", budget=1000, sinks=SINKS, recent=RECENT, scope=scope
     )
-    kvfold.prefill(model, tokens[:, :60], whole)
-    kvfold.prefill(model, tokens[:, :60], cache)
+    kvfold.prefill(model, tokens[:, :70], whole)
+    kvfold.prefill(model, tokens[:, :70], cache)
     layers = range(len(cache.parts))
-    cut = 60 - BUDGET
+    cut = 70 - budget
     # The cut's own scores serve for the first tokens, for fewer in some layers than in others.
-    first = [1 + (layer if scope == "layer" else 0) % every for layer in layers]
+    shift = turns // every
+    first = [1 + (layer if scope == "layer" else 0) % every * shift for layer in layers]
     waiting = [
         lowest(whole, layer, cut + first[layer])[cut:] if every > 1 else [] for layer in layers
     ]
-    for step in range(60, 90):
+    for step in range(70, 100):
         for layer in layers:
-            waiting[layer] = waiting[layer] or lowest(cache, layer, every)
+            waiting[layer] = waiting[layer] or lowest(cache, layer, turns)
         before = [held(cache, layer) for layer in layers]
         kvfold.prefill(model, tokens[:, step : step + 1], cache)
         for layer in layers:
@@ -89,12 +94,13 @@ def test_a_prompt_is_cut_to_the_highest_scores(scope: str):
         assert held(cache, layer) == set(range(60)) - set(lowest(whole, layer, 60 - BUDGET))
 
 
-def test_scoring_rarely_is_the_same_for_a_row_in_a_batch():
-    model, prompt, follow = attached(), tiny_ids(2, 60), tiny_ids(2, 40, seed=1)
-    batch = kvfold.make_cache(model, "distill", budget=0.4, every=5)
-    together = teacher_forced(model, batch, prompt, follow, mask=left_padded([60, 21], 60))
-    single = kvfold.make_cache(model, "distill", budget=0.4, every=5)
-    alone = teacher_forced(model, single, prompt[1:, 39:], follow[1:])
+@pytest.mark.parametrize(("every", "budget", "short"), [(5, 0.4, 21), (2, 0.9, 45)])
+def test_scoring_rarely_is_the_same_for_a_row_in_a_batch(every: int, budget: float, short: int):
+    model, prompt, follow = attached(), tiny_ids(2, 80), tiny_ids(2, 40, seed=1)
+    batch = kvfold.make_cache(model, "distill", budget=budget, every=every)
+    together = teacher_forced(model, batch, prompt, follow, mask=left_padded([80, short], 80))
+    single = kvfold.make_cache(model, "distill", budget=budget, every=every)
+    alone = teacher_forced(model, single, prompt[1:, 80 - short :], follow[1:])
     assert torch.allclose(together[1], alone[0], atol=1e-5)
 
 

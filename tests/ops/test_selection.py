@@ -148,3 +148,10 @@ def test_scores_that_overflowed_still_give_turns():
     shielded = torch.tensor([[[False, False, False, False, True]]])
     turns = turns_to_go(scores, shielded, 2)
     assert turns.tolist() == [[[0, -1, -2, 0, 0]]]
+
+
+def test_rows_may_have_turns_of_their_own():
+    scores = torch.tensor([[[3.0, 1.0, 2.0, 4.0]], [[3.0, 1.0, 2.0, 4.0]]])
+    shielded = torch.tensor([[[False] * 4], [[False, True, True, False]]])
+    turns = turns_to_go(scores, shielded, torch.tensor([1, 3]))
+    assert turns.tolist() == [[[0, -1, 0, 0]], [[-3, 0, 0, -2]]]

@@ -18,6 +18,8 @@ from kvfold.ops.selection import keep_indices, protected, turns_to_go, victim
 TURN = "turn"
 """Field where one scoring serves several tokens, of the first layer alone with scope token: the
 slots that go next are numbered up to -1, all others are 0."""
+_TURNS_PART = 16
+"""In a large cache one scoring serves so many tokens that this part of what is held goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class EvictingLayer(CacheLayer):
         turns_left = turns.masked_fill(shielded, 0).amin(dim=-1, keepdim=True)
         is_used_up = (turns_left >= 0) & ~room.view(-1, 1, 1)
         if bool(is_used_up.any()):
-            new = turns_to_go(score(), shielded, self.eviction.policy.interval)
+            new = turns_to_go(score(), shielded, self._turns())
             turns.copy_(torch.where(is_used_up, new, turns))
         return self.choose(turns)
 
@@ -207,10 +209,20 @@ class EvictingLayer(CacheLayer):
         if self._queued_for != allowed:
             self._queue, self._queued_for = self._in_turn(), allowed
         if not self._queue:
-            turns = turns_to_go(score(), self.shielded(), self.eviction.policy.interval)
+            turns = turns_to_go(score(), self.shielded(), self._turns())
             self.slots.field(TURN).copy_(turns)
             self._queue = self._in_turn()
         return self._queue.pop()
+
+    def _turns(self) -> int | torch.Tensor:
+        """Tokens for which one scoring serves: in a large cache, a small part of it.
+
+        One number, or one a row `[B]` where they are of several lengths.
+        """
+        least, part = self.eviction.policy.interval, _TURNS_PART
+        if self.lengths is None:
+            return max(least, len(self.slots) // part)
+        return (self.slots.counts // part).clamp_min(least)
 
     def _in_turn(self) -> list[torch.Tensor]:
         """The slots of each turn `[B, P, 1]`, the next one last."""
@@ -329,7 +341,8 @@ class EvictingLayer(CacheLayer):
 
         Some layers note fewer, so that later not all ask for new scores at the same token.
         """
-        count = 1 + self._index % self.eviction.policy.interval
+        interval = self.eviction.policy.interval
+        count = 1 + self._index % interval * (self._turns() // interval)
         turns = turns_to_go(scores, self.shielded(), count)
         self.slots.field(TURN).copy_(turns * is_over.view(-1, 1, 1))
 

@@ -101,22 +101,25 @@ def victim(
     return scores.argmin(dim=-1, keepdim=True)
 
 
-def turns_to_go(scores: torch.Tensor, shielded: torch.Tensor, count: int) -> torch.Tensor:
+def turns_to_go(
+    scores: torch.Tensor, shielded: torch.Tensor, count: int | torch.Tensor
+) -> torch.Tensor:
     """Number the slots that the next tokens take.
 
     Args:
         scores: Higher is kept, `[B, P, T]`.
         shielded: Slots that are empty or may not go, `[B, P, T]`.
-        count: How many to number, if there are so many.
+        count: How many to number, if there are so many; one number a row `[B]` where they differ.
 
     Returns:
         `-count` for the slot that goes first, and up to -1 for the last; 0 for all others,
         `[B, P, T]`.
     """
-    count = min(count, scores.shape[-1])
+    counts = torch.as_tensor(count, device=scores.device).clamp_max(scores.shape[-1]).view(-1, 1, 1)
+    most = int(counts.max())
     # What a policy's weights overflow to is still a score.
     scores = scores.nan_to_num(0.0)
-    lowest = scores.masked_fill(shielded, torch.inf).topk(count, dim=-1, largest=False)
-    turns = torch.arange(-count, 0, device=scores.device, dtype=scores.dtype)
+    lowest = scores.masked_fill(shielded, torch.inf).topk(most, dim=-1, largest=False)
+    turns = (torch.arange(most, device=scores.device) - counts).clamp_max(0).to(scores.dtype)
     turns = torch.where(lowest.values.isposinf(), 0, turns)
     return torch.zeros_like(scores).scatter_(-1, lowest.indices, turns)

@@ -94,7 +94,8 @@ class Distill(FeaturePolicy):
     digest: str | None = None
     """SHA-256 of the weights, to be warned of others; a saved cache has that of its policy."""
     every: int = 32
-    """Generated tokens for which one scoring serves."""
+    """Generated tokens for which one scoring serves; a 16th of what is held, where that is more and
+    not every token is scored for."""
     whole: float = WHOLE
     """Share of the kv heads that may keep everything, the most important first; 0 for none. They
     take at most 60 % of a budget, which has to be a share of the text's length."""
