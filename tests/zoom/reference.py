@@ -99,18 +99,16 @@ def _far(
 ) -> dict[int, float]:  # fmt: skip
     """Estimated mass of each span that the row has."""
     assert spans.sketch is not None
-    center = spans.sketch.center[row, group, 0].tolist()
-    read = spans.sketch.read[row, group].T.tolist()
-    level, steps = _dot(query, center), [_dot(query, direction) for direction in read]
+    look = spans.sketch.look[row, group].T.tolist()
+    *steps, level = [_dot(query, direction) for direction in look]
+    bytes_of = spans.codes[row, group].T.tolist()
     found = {}
     for span, length in enumerate(spans.lengths[row].tolist()):
         start = int(spans.starts[row, span])
         scores = []
         for token in range(start, start + length):
-            codes = []
-            for byte in spans.codes[row, group, token].tolist():
-                codes += [byte % 16 - 8, byte // 16 - 8]
-            scores.append(_capped(level + _dot(steps, codes[: len(steps)]), scoring))
+            low = [byte % 16 for byte in bytes_of[token]]
+            scores.append(_capped(level + _dot(steps, [*low, *bytes_of[token]]), scoring))
         if length:
             found[span] = _log_sum(scores)
     return found

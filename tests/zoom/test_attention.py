@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -167,25 +167,33 @@ def test_the_spans_of_one_row_do_not_matter_to_another():
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
+def chosen(scores: list[list[float]], expanded: int = 1) -> list[int]:
+    """By two heads of one group, from scores of one exact token and spans."""
+    held = torch.tensor(scores).view(1, 1, len(scores), 1, -1)
+    return choose(held, slice(1, held.shape[-1]), expanded).flatten().tolist()
+
+
 def test_a_span_that_one_head_needs_is_chosen():
     """The largest share of any head counts, not the mean over heads."""
-    near = torch.zeros(1, 1, 2, 1, 1)
-    far = torch.tensor([[3.0, 3.0, -9.0], [-9.0, -9.0, 6.0]]).view(1, 1, 2, 1, 3)
-    assert choose(near, far, 1, Scoring(1.0)).flatten().tolist() == [2]
+    assert chosen([[0.0, 3.0, 3.0, -9.0], [0.0, -9.0, -9.0, 6.0]]) == [2]
+
+
+def test_a_head_that_looks_elsewhere_has_no_say():
+    assert chosen([[0.0, 3.0, -9.0], [0.0, -9.0, 2.0]]) == [0]
+    assert chosen([[9.0, 3.0, -9.0], [0.0, -9.0, 2.0]]) == [1]
 
 
 def test_a_head_that_attends_to_nothing_has_no_say():
-    near = torch.zeros(1, 1, 2, 1, 1)
-    far = torch.tensor([[3.0, -9.0], [-9.0, 2.0]]).view(1, 1, 2, 1, 2)
-    assert choose(near, far, 1, Scoring(1.0)).flatten().tolist() == [0]
-    silent = Scoring(1.0, sinks=torch.tensor([9.0, -9.0]))
-    assert choose(near, far, 1, silent).flatten().tolist() == [1]
+    """The same by a learned logit of attending to nothing."""
+    case = make_case([[3, 3, 3, 3]], repeats=3, sinks=True, seed=3)
+    for sinks in ([9.0, -9.0, -9.0], [-9.0, -9.0, 9.0]):
+        held = torch.tensor(sinks * 2)
+        check(replace(case, scoring=replace(case.scoring, sinks=held)))
 
 
 def test_queries_choose_for_themselves():
-    near = torch.zeros(1, 1, 1, 2, 1)
-    far = torch.tensor([[1.0, 2.0], [2.0, 1.0]]).view(1, 1, 1, 2, 2)
-    assert choose(near, far, 1, Scoring(1.0)).flatten().tolist() == [1, 0]
+    scores = torch.tensor([[0.0, 1.0, 2.0], [0.0, 2.0, 1.0]]).view(1, 1, 1, 2, 3)
+    assert choose(scores, slice(1, 3), 1).flatten().tolist() == [1, 0]
 
 
 def test_half_precision_spans_are_read_in_the_models_precision():

@@ -42,7 +42,8 @@ def test_padding_changes_nothing():
     expected = run(wide(), plain, [ids, second, *one_by_one(follow)])
     assert has_folded(plain)
     assert layers_of(padded)[0].expanded == layers_of(plain)[0].expanded > 1
-    assert_close(actual, expected)
+    # Sums over packed codes are some ten times as large as the scores they give.
+    assert_close(actual, expected, 1e-4)
 
 
 @pytest.mark.parametrize("lengths", [[240, 200, 161], [300, 29, 3]], ids=str)
@@ -73,7 +74,8 @@ def test_a_row_whose_first_span_comes_late_has_directions_of_its_own():
         keys, tokens = layer.spans.slow.keys[1], layer.spans.slow.positions[1, 0] >= 0
         query = torch.randn(1, 2, 20, 32, generator=torch.Generator().manual_seed(0))
         query = query.expand(2, -1, -1, -1)
-        estimated = layer.spans.estimate(query)[1][..., tokens]
+        scores, level = layer.spans.estimate(query)
+        estimated = (scores[..., 1:] + level)[1][..., tokens]
         true = query[1] @ keys[:, tokens].mT
         pairs = torch.stack([estimated.flatten(), true.flatten()])
         assert float(pairs.corrcoef()[0, 1]) > 0.6
@@ -232,8 +234,7 @@ def test_the_report_counts_tensors():
     held = fresh()
     run(wide(), held, [tiny_ids(2, 300), *one_by_one(tiny_ids(2, 20, seed=1))])
     report = held.report()
-    expanded = sum(2 * layer.expanded * layer.resolution.longest * 2 * 2 * 32 * 2
-                   for layer in layers_of(held))  # fmt: skip
+    expanded = sum(layer.spans.pool.nbytes for layer in layers_of(held))
     held_bytes = sum(t.untyped_storage().nbytes() for t in tensors_of(held).values())
     settled = sum(layer.settled.nbytes for layer in layers_of(held))
     counted = report.bytes_fast + report.bytes_slow - expanded

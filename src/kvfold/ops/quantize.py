@@ -3,7 +3,7 @@
 A packed byte holds the codes of two neighbouring dims, `(a + 8) | (b + 8) << 4`. Unpacking looks up
 both at once in a table of 256 pairs, each pair moved as one integer of twice the width: on a CPU
 about half of the time that shifting, masking and stacking take. Scores against many packed codes
-unpack them in chunks that stay in the processor's cache.
+need only half of that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PAIR_TYPES = {
 }
 """An integer as wide as two numbers of a type."""
 
-_CHUNK_ROWS = 32768
-"""Rows of codes, over all heads, that are unpacked and scored at a time on a CPU."""
+_CHUNK_COLUMNS = 8192
+"""Tokens whose codes are unpacked and scored at a time on a CPU."""
 
 
 def scales_of(x: torch.Tensor, bits: int, dim: int | tuple[int, ...]) -> torch.Tensor:
@@ -125,27 +125,58 @@ def unpack_nibbles(packed: torch.Tensor, count: int, dtype: torch.dtype) -> torc
     return pairs.view(dtype).view(*packed.shape[:-1], 2 * packed.shape[-1])[..., :count]
 
 
-def packed_scores(queries: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """Products of queries with packed codes, of which only a chunk is unpacked at a time.
+def packed_coefficients(coefficients: torch.Tensor) -> torch.Tensor:
+    """What `packed_scores` multiplies packed codes with, instead of the codes themselves.
+
+    A byte is `v = l + 16 h` with `l = a + 8` and `h = b + 8`, so that
+
+        x a + y b = (x - y/16) l + (y/16) v - 8 (x + y)
+
+    and neither a code nor its sign has to be brought out of a byte but by one `and`.
 
     Args:
-        queries: `[*, Q, R]`.
-        packed: Codes as `pack_nibbles` packs them, `[*, T, ceil(R / 2)]`, uint8.
+        coefficients: Of R codes, `[*, R]`.
 
     Returns:
-        `[*, Q, T]`, computed in float32 and returned in the queries' dtype.
+        `[*, 2P + 1]` with P = ceil(R / 2): of the low halves, of the bytes, and the constant.
+    """
+    if coefficients.shape[-1] % 2:
+        coefficients = torch.nn.functional.pad(coefficients, (0, 1))
+    high = coefficients[..., 1::2] / 16
+    constant = -8 * coefficients.sum(-1, keepdim=True)
+    return torch.cat([coefficients[..., ::2] - high, high, constant], dim=-1)
+
+
+def packed_scores(coefficients: torch.Tensor, packed: torch.Tensor, out: torch.Tensor) -> None:
+    """Products of queries with packed codes, a chunk of which is unpacked at a time.
+
+    Codes stand byte by byte, each byte of all tokens together: numbers that are next to each other
+    are converted and multiplied several times as fast as short rows of them.
+
+    Args:
+        coefficients: `[*, Q, 2P]` in float32: those of `packed_coefficients` without the constant.
+        packed: Codes as `pack_nibbles` packs them, transposed, `[*, P, T]`, uint8.
+        out: Is written, `[*, Q, T]` in float32, of any strides.
 
     Raises:
         ConfigError: The queries have more or fewer dims than there are codes.
     """
-    total, count = packed.shape[-2], queries.shape[-1]
-    wide, scores = queries.float(), queries.new_empty(*queries.shape[:-1], total)
-    step = total if packed.is_cuda else _CHUNK_ROWS // max(1, packed.shape[:-2].numel())
+    count, total = packed.shape[-2:]
+    if coefficients.shape[-1] != 2 * count:
+        raise ConfigError(
+            f"{coefficients.shape[-1]} coefficients were given for codes of {count} bytes: give "
+            f"{2 * count}, two a byte"
+        )
+    step = total if packed.is_cuda else min(total, _CHUNK_COLUMNS)
+    wide = coefficients.new_empty((*packed.shape[:-2], 2 * count, step))
+    low = packed.new_empty((*packed.shape[:-1], step))
     for start in range(0, total, max(1, step)):
-        chunk = slice(start, start + max(1, step))
-        codes = unpack_nibbles(packed[..., chunk, :], count, torch.float32)
-        scores[..., chunk] = wide @ codes.mT
-    return scores
+        codes = packed[..., start : start + step]
+        halves, both = low[..., : codes.shape[-1]], wide[..., : codes.shape[-1]]
+        torch.bitwise_and(codes, 15, out=halves)
+        both[..., :count, :].copy_(halves)
+        both[..., count:, :].copy_(codes)
+        out[..., start : start + step] = coefficients @ both
 
 
 def _require_count(packed: torch.Tensor, count: int) -> None:

@@ -14,6 +14,9 @@ import torch
 from kvfold.attention import Scoring
 from kvfold.zoom.spans import Spans
 
+_LOWEST = -60.0
+"""Below the highest estimate: less makes no difference, and denormal numbers are slow."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exact:
@@ -42,25 +45,48 @@ def zoom_attention(
     Returns:
         `[B, H, Q, D]`.
     """
-    groups, count = exact.keys.shape[1], query.shape[2]
+    groups = exact.keys.shape[1]
     query = (query * scoring.scaling).unflatten(1, (groups, -1))
     near = scoring.capped(_products(query, exact.keys).float())
     if exact.visible is not None:
         near = near.masked_fill(~exact.visible.unsqueeze(2), -torch.inf)
     far = span_masses(query, spans, scoring)
-    chosen = choose(near, far, expanded, scoring)
-    keys, values, is_token = (
-        tensor.unflatten(2, (count, -1)) for tensor in spans.expand(chosen.flatten(2))
-    )
-    inside = torch.einsum("bgrqd,bgqtd->bgrqt", query, keys.to(query.dtype))
-    inside = scoring.capped(inside.float()).masked_fill(~is_token.unsqueeze(2), -torch.inf)
-    far = far.scatter(-1, chosen.unsqueeze(2).expand(*far.shape[:-1], -1), -torch.inf)
-    parts = _softmax([near, far, inside], scoring)
-    near, far, inside = (part.to(query.dtype) for part in parts)
-    output = _products(near, exact.values.transpose(-1, -2))
-    output += _products(far, spans.means.transpose(-1, -2))
-    output += torch.einsum("bgrqt,bgqtd->bgrqd", inside, values.to(query.dtype))
+    scores = torch.cat([near, far, *_sinks(scoring, near)], dim=-1)
+    of_spans = slice(near.shape[-1], near.shape[-1] + far.shape[-1])
+    chosen = choose(scores, of_spans, expanded)
+    inside, values = _expanded(query, chosen, spans, scoring)
+    zoomed = chosen.unsqueeze(2).expand(*far.shape[:-1], -1)
+    scores[..., of_spans].scatter_(-1, zoomed, -torch.inf)
+    weights = torch.softmax(torch.cat([inside, scores], dim=-1), dim=-1).to(query.dtype)
+    inside, weights = weights.split([inside.shape[-1], scores.shape[-1]], dim=-1)
+    output = _products(weights[..., : of_spans.start], exact.values.transpose(-1, -2))
+    output += _products(weights[..., of_spans], spans.means.transpose(-1, -2))
+    output += (inside.transpose(2, 3) @ values).transpose(2, 3)
     return output.flatten(1, 2)
+
+
+def _expanded(
+    query: torch.Tensor, chosen: torch.Tensor, spans: Spans, scoring: Scoring
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of the tokens of expanded spans, and their values.
+
+    Args:
+        query: `[B, G, H/G, Q, D]`, scaled.
+        chosen: Spans of each query, `[B, G, Q, E]`.
+        spans: All there are.
+        scoring: How scores are made.
+
+    Returns:
+        `[B, G, H/G, Q, E * L]` in float32, minus infinity where a span is shorter than L, and
+        `[B, G, Q, E * L, D]`.
+    """
+    found = spans.expand(chosen)
+    tokens = found.tokens.flatten(3, 4).to(query.dtype)
+    keys, values = tokens.split([query.shape[-1], tokens.shape[-1] - query.shape[-1]], dim=-1)
+    scores = query.transpose(2, 3) @ keys.transpose(-1, -2)
+    scores = scoring.capped(scores.transpose(2, 3).float())
+    is_token = found.is_token.flatten(3).unsqueeze(2)
+    return scores.masked_fill(~is_token, -torch.inf), values
 
 
 def span_masses(query: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Tensor:
@@ -74,37 +100,36 @@ def span_masses(query: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Te
     Returns:
         `[B, G, H/G, Q, S]` in float32; minus infinity where a row has fewer spans.
     """
-    scores = spans.estimate(query.flatten(2, 3)).unflatten(2, query.shape[2:4])
-    scores = scoring.capped(scores)
-    highest = scores.amax(-1, keepdim=True)
+    scores, level = spans.estimate(query.flatten(2, 3))
+    if scoring.softcap is not None:
+        scores, level = scoring.capped(scores + level), torch.zeros_like(level)
+        scores[..., 0] = -torch.inf
+    highest = scores.detach().amax(-1, keepdim=True)
     # Sums over a span are differences of running sums: spans are many, and of all lengths.
-    sums = torch.nn.functional.pad((scores - highest).exp_().cumsum(-1), (1, 0))
+    sums = scores.sub_(highest).clamp_min_(_LOWEST).exp_().cumsum(-1)
     shape = (*sums.shape[:-1], -1)
-    first = spans.starts.long()[:, None, None, None]
-    last = first + spans.lengths[:, None, None, None]
+    first, last = (ends[:, None, None] for ends in (spans.starts, spans.ends))
     mass = sums.gather(-1, last.expand(shape)) - sums.gather(-1, first.expand(shape))
     tiny = torch.finfo(mass.dtype).tiny
-    mass = mass.clamp_min_(tiny).log_().add_(highest)
-    return mass.masked_fill_((last == first).expand(shape), -torch.inf)
+    mass = mass.clamp_min_(tiny).log_().add_(highest + level)
+    mass = mass.masked_fill_(last == first, -torch.inf)
+    return mass.unflatten(2, query.shape[2:4])
 
 
-def choose(near: torch.Tensor, far: torch.Tensor, expanded: int, scoring: Scoring) -> torch.Tensor:
+def choose(scores: torch.Tensor, spans: slice, expanded: int) -> torch.Tensor:
     """The spans that a kv head expands.
 
     Args:
-        near: Scores of exact tokens, `[B, G, H/G, Q, T]`.
-        far: Logarithms of the spans' masses, `[B, G, H/G, Q, S]`.
+        scores: Of all that a query may attend to, `[B, G, H/G, Q, N]`, logarithms of masses where
+            spans stand.
+        spans: Where they stand, S of the N.
         expanded: E.
-        scoring: How scores are made.
 
     Returns:
         `[B, G, Q, min(E, S)]`.
     """
-    total = torch.logaddexp(near.logsumexp(-1), far.logsumexp(-1))
-    if scoring.sinks is not None:
-        total = torch.logaddexp(total, _by_head(scoring.sinks, near)[..., 0])
-    shares = (far - total.unsqueeze(-1)).amax(2)
-    return shares.topk(min(expanded, far.shape[-1]), dim=-1).indices
+    shares = torch.softmax(scores.detach(), dim=-1)[..., spans].amax(2)
+    return shares.topk(min(expanded, shares.shape[-1]), dim=-1, sorted=False).indices
 
 
 def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -113,16 +138,9 @@ def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return packed.unflatten(2, left.shape[2:4])
 
 
-def _softmax(parts: list[torch.Tensor], scoring: Scoring) -> tuple[torch.Tensor, ...]:
-    """One softmax over all parts, which are returned apart."""
-    sizes = [part.shape[-1] for part in parts]
-    if scoring.sinks is not None:
-        extra = _by_head(scoring.sinks, parts[0])
-        parts = [*parts, extra.expand(*parts[0].shape[:-1], 1)]
-    weights = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
-    return weights[..., : sum(sizes)].split(sizes, dim=-1)
-
-
-def _by_head(sinks: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Logits `[H]` in the place of scores `[B, G, H/G, Q, T]`: `[1, G, H/G, 1, 1]`."""
-    return sinks.float().view(1, *scores.shape[1:3], 1, 1)
+def _sinks(scoring: Scoring, scores: torch.Tensor) -> list[torch.Tensor]:
+    """The logit of attending to nothing, if there is one, beside scores `[B, G, H/G, Q, T]`."""
+    if scoring.sinks is None:
+        return []
+    by_head = scoring.sinks.float().view(1, *scores.shape[1:3], 1, 1)
+    return [by_head.expand(*scores.shape[:-1], 1)]

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kvfold.ops.quantize import pack_nibbles, packed_scores, quantise, scales_of
+from kvfold.ops.quantize import (
+    pack_nibbles,
+    packed_coefficients,
+    packed_scores,
+    quantise,
+    scales_of,
+)
 
 BITS = 4
 _LEAST_STEP = 1e-6
@@ -23,10 +29,11 @@ _LEAST_STEP = 1e-6
 class Sketch:
     """The directions of one layer; codes are kept by its owner."""
 
+    look: torch.Tensor
+    """From a query to what it gives packed codes, and to what it gives all keys alike,
+    `[B, G, D, R + 1]` (R + 2 where R is odd): all that is read at a query."""
     center: torch.Tensor
-    """Mean key, `[B, G, 1, D]`; read at every query."""
-    read: torch.Tensor
-    """From a query to what it gives a step of each code, `[B, G, D, R]`; read at every query."""
+    """Mean key, `[B, G, 1, D]`; for new spans alone."""
     write: torch.Tensor
     """From a key about the mean to its codes, `[B, G, D, R]` in float32; for new spans alone."""
 
@@ -57,14 +64,16 @@ class Sketch:
         # Where keys do not differ a step would be nothing, and a later key infinitely many.
         scales = scales_of(measured @ axes, BITS, dim=2).clamp_min(_LEAST_STEP)
         read = torch.linalg.solve_triangular(ruler.transpose(-1, -2), axes, upper=True)
-        return cls(center.to(dtype), (read * scales).to(dtype), ruler @ axes / scales)
+        look = packed_coefficients(read * scales)
+        look[..., -1:] += center.transpose(-1, -2)
+        return cls(look.to(dtype), center.to(dtype), ruler @ axes / scales)
 
     def where(self, rows: torch.Tensor, other: Sketch) -> Sketch:
         """This one in some rows, `[B]`, and another in the rest."""
         chosen = rows[:, None, None, None]
         return Sketch(
+            self.look.where(chosen, other.look),
             self.center.where(chosen, other.center),
-            self.read.where(chosen, other.read),
             self.write.where(chosen, other.write),
         )
 
@@ -77,35 +86,38 @@ class Sketch:
                 score stands out above no other.
 
         Returns:
-            `[B, G, N, R / 2]`.
+            `[B, G, R / 2, N]`.
         """
         centered = (keys.float() - self.center.float()) * tokens[:, None, :, None]
         codes = centered @ self.write
-        return pack_nibbles(quantise(codes, codes.new_ones(()), BITS))
+        return pack_nibbles(quantise(codes, codes.new_ones(()), BITS)).transpose(-1, -2)
 
-    def scores(self, query: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Estimated products of queries and keys.
+    def scores(self, query: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Estimated products of queries and keys, in float32 and in two parts.
 
         Args:
             query: `[B, G, Q, D]`, already scaled.
-            codes: `[B, G, T, R / 2]`.
+            codes: `[B, G, R / 2, T]`.
 
         Returns:
-            `[B, G, Q, T]` in float32.
+            What tokens differ in, `[B, G, Q, 1 + T]`, the first of them minus infinity, so that
+            sums over tokens can start from none; and what all have in common, `[B, G, Q, 1]`.
         """
-        query = query.float()
-        level = query @ self.center.float().transpose(-1, -2)
-        return packed_scores(query @ self.read.float(), codes) + level
+        seen = query.float() @ self.look.float()
+        scores = seen.new_empty((*seen.shape[:-1], 1 + codes.shape[-1]))
+        scores[..., 0] = -torch.inf
+        packed_scores(seen[..., :-1], codes, scores[..., 1:])
+        return scores, seen[..., -1:]
 
     @property
     def bytes_fast(self) -> int:
         """What a query reads, the codes left out."""
-        return self.center.nbytes + self.read.nbytes
+        return self.look.nbytes
 
     @property
     def bytes_slow(self) -> int:
         """What only new spans need."""
-        return self.write.nbytes
+        return self.center.nbytes + self.write.nbytes
 
 
 def _regular(moment: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from kvfold.cache.slots import Slots, headroom
+from kvfold.zoom.growing import Growing
+from kvfold.zoom.pool import Fetched, Pool
 from kvfold.zoom.sketch import Sketch
+from kvfold.zoom.tiers import RawTier, Wanted
 
-_SKETCH = ("center", "read", "write")
-_FAST = ("codes", "means", "starts", "lengths")
+_SKETCH = ("center", "look", "write")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +56,15 @@ class Spans:
             dtype: In which spans are held, on both tiers; as they come without it.
         """
         self.directions, self.longest, self.dtype = directions, longest, dtype
-        self.slow = Slots(shared=True)
+        self.slow = RawTier(longest)
         """Keys and values of the tokens of all spans."""
         self.sketch: Sketch | None = None
-        self._fast: dict[str, torch.Tensor] = {}
+        self._codes = Growing({"codes": 3})
+        self._fast = Growing({"means": 2, "starts": 1, "ends": 1})
+        self.pool: Pool | None = None
+        """What the last generated token expanded."""
+        self.moved = 0
+        """Tokens of a kv head that were brought to the fast tier so far."""
 
     @property
     def is_empty(self) -> bool:
@@ -67,8 +73,8 @@ class Spans:
 
     @property
     def codes(self) -> torch.Tensor:
-        """Of every token of a span, `[B, G, T, R / 2]`."""
-        return self._fast["codes"]
+        """Of every token of a span, `[B, G, R / 2, T]`."""
+        return self._codes["codes"]
 
     @property
     def means(self) -> torch.Tensor:
@@ -81,14 +87,23 @@ class Spans:
         return self._fast["starts"]
 
     @property
+    def ends(self) -> torch.Tensor:
+        """After the last token of each span, `[B, S]`."""
+        return self._fast["ends"]
+
+    @property
     def lengths(self) -> torch.Tensor:
         """Tokens of each span, `[B, S]`; 0 where a row has fewer spans."""
-        return self._fast["lengths"]
+        return self.ends - self.starts
 
     @property
     def in_rows(self) -> torch.Tensor:
         """Whether a row has any span, `[B]`."""
         return (self.lengths > 0).any(1)
+
+    def __len__(self) -> int:
+        """Spans of the row that has most."""
+        return len(self._fast)
 
     def add(
         self, keys: torch.Tensor, values: torch.Tensor, fold: Fold, moment: torch.Tensor | None
@@ -108,51 +123,81 @@ class Spans:
             known = self.sketch
             self.sketch = fitted if known is None else known.where(self.in_rows, fitted)
         assert self.sketch is not None
-        self.slow.thaw()
-        start = self.slow.append(keys, values, headroom=headroom(len(self.slow)))
-        self.slow.place(slice(start, len(self.slow)), fold.positions)
-        before = fold.lengths.cumsum(-1) - fold.lengths
-        self._append("codes", self.sketch.encode(keys, fold.positions >= 0), 2)
-        self._append("means", _means(values, fold), 2)
-        self._append("starts", (before + start).int(), 1)
-        self._append("lengths", fold.lengths.int(), 1)
+        ends = fold.lengths.cumsum(-1) + len(self.slow)
+        self._codes.append({"codes": self.sketch.encode(keys, fold.positions >= 0)})
+        self._fast.append(
+            {"means": _means(values, fold), "starts": ends - fold.lengths, "ends": ends}
+        )
+        self.slow.add(keys, values, fold.positions)
 
-    def _append(self, name: str, new: torch.Tensor, dim: int) -> None:
-        held = self._fast.get(name)
-        self._fast[name] = new if held is None else torch.cat([held, new], dim=dim)
+    def estimate(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Estimated products of scaled queries with the tokens of all spans; see `Sketch.scores`.
 
-    def estimate(self, query: torch.Tensor) -> torch.Tensor:
-        """Scores of scaled queries `[B, G, Q, D]` with the tokens of all spans, `[B, G, Q, T]`."""
+        Args:
+            query: `[B, G, Q, D]`.
+        """
         assert self.sketch is not None
         return self.sketch.scores(query, self.codes)
 
-    def expand(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Expanding --------------------------------------------------------------------------------
+
+    def fetch(self, rows: torch.Tensor, heads: torch.Tensor, spans: torch.Tensor) -> Fetched:
         """Bring the tokens of some spans to the fast tier.
 
         Args:
-            chosen: Spans, `[B, G, E]`.
+            rows: Row of each, `[N]`.
+            heads: Kv head of each, `[N]`.
+            spans: Their numbers, `[N]`.
 
         Returns:
-            Keys and values `[B, G, E * L, D]`, and false where a span is shorter, `[B, G, E * L]`.
+            Tokens `[N, L, 2D]`.
         """
-        starts, lengths = (
-            numbers[:, None].expand(-1, chosen.shape[1], -1).gather(2, chosen).long()
-            for numbers in (self.starts, self.lengths)
+        starts = self.starts[rows, spans]
+        lengths = self.ends[rows, spans] - starts
+        steps = torch.arange(self.longest, device=lengths.device)
+        is_token = steps < lengths[:, None]
+        self.moved += int(lengths.sum())
+        return Fetched(self.slow.fetch(Wanted(rows, heads, spans, starts, lengths)), is_token)
+
+    def _fetch_all(self, chosen: torch.Tensor) -> Fetched:
+        """The tokens of spans `[B, G, *]`, `[B, G, *, L, 2D]`."""
+        rows, heads = chosen.shape[:2]
+        row = torch.arange(rows, device=chosen.device).view(-1, 1, *[1] * (chosen.ndim - 2))
+        head = torch.arange(heads, device=chosen.device).view(1, -1, *[1] * (chosen.ndim - 2))
+        numbers = [each.expand_as(chosen).flatten() for each in (row, head, chosen)]
+        found = self.fetch(*numbers)
+        return Fetched(
+            found.tokens.unflatten(0, chosen.shape), found.is_token.unflatten(0, chosen.shape)
         )
-        steps = torch.arange(self.longest, device=chosen.device)
-        is_token = steps < lengths.unsqueeze(-1)
-        where = (starts.unsqueeze(-1) + steps).flatten(2).clamp_max(len(self.slow) - 1)
-        keys, values = (
-            tensor.gather(2, where.unsqueeze(-1).expand(-1, -1, -1, tensor.shape[-1]))
-            for tensor in (self.slow.keys, self.slow.values)
-        )
-        return keys, values, is_token.flatten(2)
+
+    def expand(self, chosen: torch.Tensor) -> Fetched:
+        """Bring the tokens of the spans that each query chose.
+
+        Those of a single query stay until the next one chooses others.
+
+        Args:
+            chosen: Spans, different ones for each query, `[B, G, Q, E]`.
+
+        Returns:
+            Tokens in any order of a query's spans, `[B, G, Q, E, L, 2D]`.
+        """
+        if chosen.shape[2] > 1:
+            return self._fetch_all(chosen)
+        only = chosen[:, :, 0]
+        if self.pool is None or self.pool.places != only.shape or self.pool.is_frozen:
+            self.pool = Pool(only.clone(), self._fetch_all(only))
+        else:
+            self.pool.bring(only, self.fetch)
+        held = self.pool.held
+        return Fetched(held.tokens.unsqueeze(2), held.is_token.unsqueeze(2))
+
+    # What is held -----------------------------------------------------------------------------
 
     @property
     def bytes_fast(self) -> int:
         """All tensors of the fast tier, expanded spans left out."""
         sketch = 0 if self.sketch is None else self.sketch.bytes_fast
-        return sketch + sum(tensor.nbytes for tensor in self._fast.values())
+        return sketch + self._codes.nbytes + self._fast.nbytes
 
     @property
     def bytes_slow(self) -> int:
@@ -162,34 +207,35 @@ class Spans:
     @property
     def bytes_expanded(self) -> int:
         """What one expanded span of every row and kv head takes on the fast tier."""
-        return 0 if self.is_empty else self.longest * self.slow.token_bytes
+        if self.is_empty:
+            return 0
+        rows, heads, width = self.means.shape[0], self.means.shape[1], self.slow.width
+        token = width * self.means.element_size()
+        # Of each token whether it is one, of each span which it is.
+        return rows * heads * (self.longest * (token + 1) + self.ends.element_size())
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""
         if self.sketch is not None:
-            self.slow.map(change)
-            tensors = {name: change(tensor) for name, tensor in self._shared_state().items()}
-            self._load_shared(tensors)
+            self.pool = None
+            for held in (self.slow, self._codes, self._fast):
+                held.map(change)
+            self.sketch = Sketch(**{name: change(getattr(self.sketch, name)) for name in _SKETCH})
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by name; none before the first span."""
+        """Every tensor by name, expanded spans left out; none before the first span."""
         if self.sketch is not None:
-            yield from self.slow.state()
-            yield from self._shared_state().items()
+            for held in (self.slow, self._codes, self._fast):
+                yield from held.state()
+            for name in _SKETCH:
+                yield name, getattr(self.sketch, name)
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take the tensors of `state` back."""
         if tensors:
-            own = {name: tensors.pop(name) for name in (*_SKETCH, *_FAST)}
-            self.slow.load(tensors)
-            self._load_shared(own)
-
-    def _shared_state(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self.sketch, name) for name in _SKETCH} | self._fast
-
-    def _load_shared(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.sketch = Sketch(**{name: tensors[name] for name in _SKETCH})
-        self._fast = {name: tensors[name] for name in _FAST}
+            for held in (self.slow, self._codes, self._fast):
+                held.load(tensors)
+            self.sketch = Sketch(**{name: tensors[name] for name in _SKETCH})
 
 
 def _means(values: torch.Tensor, fold: Fold) -> torch.Tensor:
