@@ -9,7 +9,9 @@ import torch
 
 from kvfold.attention import Scoring
 from kvfold.zoom.attention import Exact
+from kvfold.zoom.sketch_router import SketchRouter
 from kvfold.zoom.spans import Fold, Spans
+from kvfold.zoom.tiers import RawTier
 
 Vector = list[float]
 
@@ -24,6 +26,11 @@ class Reference:
     """Estimated logarithm of each span's weight, `[B, H, Q, S]`; minus infinity for no span."""
     chosen: dict[tuple[int, int, int], set[int]]
     """Spans that are expanded, by row, kv head and query."""
+
+
+def make_spans(directions: int, longest: int, dtype: torch.dtype | None) -> Spans:
+    """No spans yet, to be ranked by a sketch."""
+    return Spans(SketchRouter(directions), RawTier(longest), dtype)
 
 
 def fold_of(lengths: list[list[int]]) -> Fold:
@@ -98,10 +105,12 @@ def _far(
     query: Vector, spans: Spans, row: int, group: int, scoring: Scoring
 ) -> dict[int, float]:  # fmt: skip
     """Estimated mass of each span that the row has."""
-    assert spans.sketch is not None
-    look = spans.sketch.look[row, group].T.tolist()
+    router = spans.router
+    assert isinstance(router, SketchRouter)
+    assert router.sketch is not None
+    look = router.sketch.look[row, group].T.tolist()
     *steps, level = [_dot(query, direction) for direction in look]
-    bytes_of = spans.codes[row, group].T.tolist()
+    bytes_of = router.codes[row, group].T.tolist()
     found = {}
     for span, length in enumerate(spans.lengths[row].tolist()):
         start = int(spans.starts[row, span])

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfold.attention import Scoring
-from kvfold.zoom.attention import Exact, choose, span_masses, zoom_attention
+from kvfold.zoom.attention import Exact, choose, zoom_attention
 from kvfold.zoom.spans import Spans
-from tests.zoom.reference import fold_of, zoom_reference
+from tests.zoom.reference import fold_of, make_spans, zoom_reference
 
 WIDTH, LONGEST = 6, 5
 
@@ -48,7 +48,7 @@ def make_case(
         return torch.randn(*shape, generator=draw)
 
     rows, fold = len(lengths), fold_of(lengths)
-    spans, total = Spans(directions, LONGEST, None), fold.tokens.shape[1]
+    spans, total = make_spans(directions, LONGEST, None), fold.tokens.shape[1]
     moment = normal(rows, groups, WIDTH, WIDTH)
     for _ in range(folds):
         keys, values = normal(rows, groups, total, WIDTH), normal(rows, groups, total, WIDTH)
@@ -72,7 +72,7 @@ def check(case: Case) -> None:
     )  # fmt: skip
     expected = zoom_reference(query, exact, spans, expanded, scoring)
     grouped = (query * scoring.scaling).unflatten(1, (exact.keys.shape[1], -1))
-    masses = span_masses(grouped, spans, scoring)
+    masses = spans.route(grouped, scoring).masses
     assert not masses.isnan().any()
     flat = masses.flatten(1, 2).double()
     assert bool((flat.isinf() == expected.masses.isinf()).all())
@@ -147,7 +147,7 @@ def test_all_expanded_is_attention_over_all_tokens():
 def test_missing_spans_weigh_nothing():
     case = make_case([[5, 3], [4], []])
     grouped = case.query.unflatten(1, (2, -1))
-    missing = span_masses(grouped, case.spans, case.scoring)[:, 0, 0, 0].isinf().tolist()
+    missing = case.spans.route(grouped, case.scoring).masses[:, 0, 0, 0].isinf().tolist()
     assert missing == [[False, False], [False, True], [True, True]]
 
 
@@ -158,12 +158,12 @@ def test_the_spans_of_one_row_do_not_matter_to_another():
     query = 20 * case.query.unflatten(1, (2, -1))
     keys, values = case.spans.slow.keys.clone(), case.spans.slow.values
     keys[1, :, 4:] = query[1, :, 0]
-    together, alone = Spans(4, LONGEST, None), Spans(4, LONGEST, None)
+    together, alone = make_spans(4, LONGEST, None), make_spans(4, LONGEST, None)
     for _ in range(2):
         together.add(keys, values, fold_of([[5, 5, 5], [4]]), moment)
         alone.add(keys[1:, :, :4], values[1:, :, :4], fold_of([[4]]), moment[1:])
-    expected = span_masses(query[1:], alone, case.scoring)
-    actual = span_masses(query, together, case.scoring)[1:, ..., [0, 3]]
+    expected = alone.route(query[1:], case.scoring).masses
+    actual = together.route(query, case.scoring).masses[1:, ..., [0, 3]]
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -198,7 +198,7 @@ def test_queries_choose_for_themselves():
 
 def test_half_precision_spans_are_read_in_the_models_precision():
     case = make_case([[5, 3]], queries=2)
-    half = Spans(4, LONGEST, torch.float16)
+    half = make_spans(4, LONGEST, torch.float16)
     half.add(
         case.spans.slow.keys, case.spans.slow.values, fold_of([[5, 3]]),
         torch.eye(WIDTH).expand(1, 2, -1, -1),

@@ -36,7 +36,7 @@ def test_what_is_no_budget_is_refused(budget: float | str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 3}, "no option 'rank': choose from deviations, directions, longest"),
+        ({"strength": 3}, "no option 'strength': choose from deviations, directions, gates, longest"),
         ({"scope": "head"}, "no option 'scope'"),
         ({"longest": 15}, "longest is 15: give from shortest, 16, to 1024"),
         ({"longest": 10**9}, "longest is 1000000000: give from"),
@@ -73,7 +73,7 @@ def test_no_more_directions_than_a_key_has_dims():
     held = kvfold.make_cache(attached(), "sekv")
     assert layers_of(held)[0].resolution.directions == 16
     assert layers_of(kvfold.make_cache(wide(), "sekv"))[0].resolution.directions == 24
-    assert layers_of(kvfold.make_cache(wide(), "sekv", directions=32))[0].spans.directions == 32
+    assert layers_of(kvfold.make_cache(wide(), "sekv", directions=32))[0].resolution.directions == 32
 
 
 @pytest.mark.parametrize("directions", [2, 7, 32])
@@ -81,7 +81,7 @@ def test_any_number_of_directions(directions: int):
     held = kvfold.make_cache(wide(), "sekv", budget=0.4, directions=directions)
     logits = run(wide(), held, [tiny_ids(1, 300), *one_by_one(tiny_ids(1, 20))])
     assert torch.isfinite(logits).all()
-    assert layers_of(held)[0].spans.codes.shape[2] == (directions + 1) // 2
+    assert layers_of(held)[0].spans.router.codes.shape[2] == (directions + 1) // 2
 
 
 def test_a_quarter_by_default():

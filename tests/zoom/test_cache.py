@@ -74,7 +74,7 @@ def test_a_row_whose_first_span_comes_late_has_directions_of_its_own():
         keys, tokens = layer.spans.slow.keys[1], layer.spans.slow.positions[1, 0] >= 0
         query = torch.randn(1, 2, 20, 32, generator=torch.Generator().manual_seed(0))
         query = query.expand(2, -1, -1, -1)
-        scores, level = layer.spans.estimate(query)
+        scores, level = layer.spans.router.estimate(query)
         estimated = (scores[..., 1:] + level)[1][..., tokens]
         true = query[1] @ keys[:, tokens].mT
         pairs = torch.stack([estimated.flatten(), true.flatten()])

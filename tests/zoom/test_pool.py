@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfold.zoom.spans import Spans
-from tests.zoom.reference import fold_of
+from tests.zoom.reference import fold_of, make_spans
 
 ROWS, GROUPS, WIDTH, LONGEST = 2, 3, 4, 5
 LENGTHS = [[5, 3, 4, 1, 5, 2], [2, 5, 5, 3]]
 
 
 def spans() -> Spans:
-    held, fold = Spans(2, LONGEST, None), fold_of(LENGTHS)
+    held, fold = make_spans(2, LONGEST, None), fold_of(LENGTHS)
     draw = torch.Generator().manual_seed(0)
     shape = (ROWS, GROUPS, fold.tokens.shape[1], WIDTH)
     keys, values = (torch.randn(shape, generator=draw) for _ in range(2))
@@ -30,7 +30,7 @@ def tokens_of(held: Spans, row: int, head: int, span: int) -> list[list[float]]:
 
 def check(held: Spans, chosen: torch.Tensor) -> None:
     """Of every row and kv head, the tokens of the chosen spans in some order."""
-    found = held.expand(chosen[:, :, None])
+    _, found = held.expand(chosen[:, :, None])
     for row in range(ROWS):
         for head in range(GROUPS):
             actual = [

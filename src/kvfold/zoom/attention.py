@@ -2,7 +2,8 @@
 
 SeKV (arXiv 2606.31145). A span that is not expanded enters with its estimated attention mass, where
 the paper has the score of its mean key and its length, and its mean value. Which are expanded is
-chosen for each kv head and query: those that take the largest share of any of its query heads.
+chosen for each kv head and query: those that take the largest share of any of its query heads, or
+those whose trained gates exceed their thresholds by most.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from kvfold.attention import Scoring
+from kvfold.zoom.pool import Fetched
 from kvfold.zoom.spans import Spans
-
-_LOWEST = -60.0
-"""Below the highest estimate: less makes no difference, and denormal numbers are slow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +49,18 @@ def zoom_attention(
     near = scoring.capped(_products(query, exact.keys).float())
     if exact.visible is not None:
         near = near.masked_fill(~exact.visible.unsqueeze(2), -torch.inf)
-    far = span_masses(query, spans, scoring)
-    scores = torch.cat([near, far, *_sinks(scoring, near)], dim=-1)
-    of_spans = slice(near.shape[-1], near.shape[-1] + far.shape[-1])
-    chosen = choose(scores, of_spans, expanded)
-    inside, values = _expanded(query, chosen, spans, scoring)
-    zoomed = chosen.unsqueeze(2).expand(*far.shape[:-1], -1)
-    scores[..., of_spans].scatter_(-1, zoomed, -torch.inf)
+    routed = spans.route(query, scoring)
+    scores = torch.cat([near, routed.masses, *_sinks(scoring, near)], dim=-1)
+    of_spans = slice(near.shape[-1], near.shape[-1] + routed.masses.shape[-1])
+    if routed.gates is None:
+        chosen = choose(scores, of_spans, expanded)
+    else:
+        chosen = _highest(routed.gates, expanded)
+    chosen, found = spans.expand(chosen)
+    where = chosen.unsqueeze(2).expand(*routed.masses.shape[:-1], -1)
+    asked = None if routed.gates is None else routed.gates.gather(-1, where) > 0
+    inside, values = _inside(query, found, asked, scoring)
+    _hide(scores[..., of_spans], where, asked)
     weights = torch.softmax(torch.cat([inside, scores], dim=-1), dim=-1).to(query.dtype)
     inside, weights = weights.split([inside.shape[-1], scores.shape[-1]], dim=-1)
     output = _products(weights[..., : of_spans.start], exact.values.transpose(-1, -2))
@@ -65,55 +69,43 @@ def zoom_attention(
     return output.flatten(1, 2)
 
 
-def _expanded(
-    query: torch.Tensor, chosen: torch.Tensor, spans: Spans, scoring: Scoring
+def _hide(masses: torch.Tensor, where: torch.Tensor, asked: torch.Tensor | None) -> None:
+    """Take away, in place, the masses of spans whose tokens a head reads.
+
+    Args:
+        masses: `[B, G, H/G, Q, S]`.
+        where: Expanded spans, `[B, G, H/G, Q, E]`.
+        asked: Whether the head reads them, likewise; all do without it.
+    """
+    if asked is None:
+        masses.scatter_(-1, where, -torch.inf)
+    else:
+        masses.scatter_(-1, where, masses.gather(-1, where).masked_fill(asked, -torch.inf))
+
+
+def _inside(
+    query: torch.Tensor, found: Fetched, asked: torch.Tensor | None, scoring: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of the tokens of expanded spans, and their values.
 
     Args:
         query: `[B, G, H/G, Q, D]`, scaled.
-        chosen: Spans of each query, `[B, G, Q, E]`.
-        spans: All there are.
+        found: Tokens of the spans of each query, `[B, G, Q, E, ...]`.
+        asked: Whether a head reads them, `[B, G, H/G, Q, E]`; all do without it.
         scoring: How scores are made.
 
     Returns:
-        `[B, G, H/G, Q, E * L]` in float32, minus infinity where a span is shorter than L, and
+        `[B, G, H/G, Q, E * L]` in float32, minus infinity for what is no token or not read, and
         `[B, G, Q, E * L, D]`.
     """
-    found = spans.expand(chosen)
     tokens = found.tokens.flatten(3, 4).to(query.dtype)
     keys, values = tokens.split([query.shape[-1], tokens.shape[-1] - query.shape[-1]], dim=-1)
     scores = query.transpose(2, 3) @ keys.transpose(-1, -2)
     scores = scoring.capped(scores.transpose(2, 3).float())
-    is_token = found.is_token.flatten(3).unsqueeze(2)
-    return scores.masked_fill(~is_token, -torch.inf), values
-
-
-def span_masses(query: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Tensor:
-    """The estimated logarithm of what each span would weigh, were it expanded.
-
-    Args:
-        query: `[B, G, H/G, Q, D]`, scaled.
-        spans: Of S spans.
-        scoring: How scores are made.
-
-    Returns:
-        `[B, G, H/G, Q, S]` in float32; minus infinity where a row has fewer spans.
-    """
-    scores, level = spans.estimate(query.flatten(2, 3))
-    if scoring.softcap is not None:
-        scores, level = scoring.capped(scores + level), torch.zeros_like(level)
-        scores[..., 0] = -torch.inf
-    highest = scores.detach().amax(-1, keepdim=True)
-    # Sums over a span are differences of running sums: spans are many, and of all lengths.
-    sums = scores.sub_(highest).clamp_min_(_LOWEST).exp_().cumsum(-1)
-    shape = (*sums.shape[:-1], -1)
-    first, last = (ends[:, None, None] for ends in (spans.starts, spans.ends))
-    mass = sums.gather(-1, last.expand(shape)) - sums.gather(-1, first.expand(shape))
-    tiny = torch.finfo(mass.dtype).tiny
-    mass = mass.clamp_min_(tiny).log_().add_(highest + level)
-    mass = mass.masked_fill_(last == first, -torch.inf)
-    return mass.unflatten(2, query.shape[2:4])
+    is_read = found.is_token.unsqueeze(2)
+    if asked is not None:
+        is_read = is_read & asked.unsqueeze(-1)
+    return scores.masked_fill(~is_read.flatten(4), -torch.inf), values
 
 
 def choose(scores: torch.Tensor, spans: slice, expanded: int) -> torch.Tensor:
@@ -128,8 +120,13 @@ def choose(scores: torch.Tensor, spans: slice, expanded: int) -> torch.Tensor:
     Returns:
         `[B, G, Q, min(E, S)]`.
     """
-    shares = torch.softmax(scores.detach(), dim=-1)[..., spans].amax(2)
-    return shares.topk(min(expanded, shares.shape[-1]), dim=-1, sorted=False).indices
+    return _highest(torch.softmax(scores.detach(), dim=-1)[..., spans], expanded)
+
+
+def _highest(numbers: torch.Tensor, expanded: int) -> torch.Tensor:
+    """Spans by the highest number of any head of a group, from `[B, G, H/G, Q, S]`."""
+    count = min(expanded, numbers.shape[-1])
+    return numbers.amax(2).topk(count, dim=-1, sorted=False).indices
 
 
 def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

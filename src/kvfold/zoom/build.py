@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -13,9 +15,11 @@ from kvfold.cache import METHODS, CacheSpec, KVCache, Method
 from kvfold.cache.layer import CacheLayer
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.models import decoder_layers, head_shape
-from kvfold.zoom.fold import Segmenting
+from kvfold.zoom.fold import Segmenting, Weighting
 from kvfold.zoom.folding import Folding
-from kvfold.zoom.layer import Resolution, ZoomLayer
+from kvfold.zoom.gates import Gates
+from kvfold.zoom.gates_artifact import GatesArtifact, shipped_gates
+from kvfold.zoom.layer import Resolution, Routing, ZoomLayer
 
 LONGEST = 1024
 """Tokens of the longest span that makes sense: one is expanded at least."""
@@ -36,10 +40,13 @@ def build_cache(
         model: An attached model.
         method: Its registered name.
         budget: Share of a full cache's bytes that may stand on the fast tier; a quarter without it.
-        options: `directions` of the routing sketch (24, or fewer in a small budget),
-            `shortest` and `longest` span in tokens (16, 32), `sinks` (4), `deviations` of surprisal
-            above which a token is an anchor (1), `slow` (`half` or `exact`: in what spans are
-            held).
+        options: `routing` (`sketch`, or `summary`, as in the paper), `gates` of the latter (a file,
+            folder or Hub repository; the shipped ones for the model they were trained on, `none`
+            for none), `directions` of the sketch (24, or fewer in a small budget), `shortest` and
+            `longest` span in tokens (16, 32), `sinks` (4), `deviations` of surprisal above which a
+            token is an anchor (1), `weighting` of a span's tokens in its means (`surprisal` or
+            `even`), `slow` (`half` or `exact`: in what spans are held), `zoom` (whether spans are
+            expanded at all).
 
     Raises:
         BudgetError: When the budget is no share, or too small for the sketch.
@@ -68,38 +75,41 @@ def build_cache(
 
 
 _DEFAULTS: dict[str, object] = {
+    "routing": "sketch",
+    "gates": None,
     "directions": DIRECTIONS,
     "shortest": 16,
     "longest": 32,
     "sinks": 4,
     "deviations": 1.0,
+    "weighting": "surprisal",
     "slow": "half",
+    "zoom": True,
+}
+_CHOICES = {
+    "routing": ("sketch", "summary"),
+    "weighting": ("surprisal", "even"),
+    "slow": ("half", "exact"),
+    "zoom": (True, False),
 }
 
 
 def _settings(
     model: PreTrainedModel, method: str, budget: Budget, options: dict[str, object]
 ) -> tuple[Resolution, Segmenting]:
-    unknown = sorted(set(options) - set(_DEFAULTS))
-    if unknown:
-        allowed = ", ".join(sorted(_DEFAULTS))
-        raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
-    width = min(head_shape(model, index).head_dim for index in range(len(decoder_layers(model))))
-    affordable = int(budget.amount * width * model.dtype.itemsize)
-    given = _DEFAULTS | {"directions": max(min(DIRECTIONS, width, affordable), 2)} | options
+    given = _given(model, method, budget, options)
+    width = _key_width(model)
     directions, shortest, longest, sinks = (
         _whole(method, name, given[name], least)
         for name, least in (("directions", 2), ("shortest", 1), ("longest", 2), ("sinks", 0))
     )
-    deviations, slow = given["deviations"], given["slow"]
+    deviations = given["deviations"]
     if (
         not isinstance(deviations, float | int)
         or isinstance(deviations, bool)
         or math.isnan(deviations)
     ):
         raise ConfigError(f"{method}: deviations is {deviations!r}, give a number")
-    if slow not in ("half", "exact"):
-        raise ConfigError(f"{method}: slow is {slow!r}, give half or exact")
     if not shortest <= longest <= LONGEST:
         raise ConfigError(
             f"{method}: longest is {longest}: give from shortest, {shortest}, to {LONGEST}"
@@ -109,9 +119,59 @@ def _settings(
             f"{method}: directions is {directions}, more than the {width} dims of a key: give at "
             "most that"
         )
-    dtype = torch.float16 if slow == "half" and model.dtype == torch.float32 else None
-    resolution = Resolution(budget.amount, directions, shortest, longest, dtype)
-    return resolution, Segmenting(sinks, float(deviations), shortest, longest)
+    half = given["slow"] == "half" and model.dtype == torch.float32
+    resolution = Resolution(
+        share=budget.amount,
+        routing=cast("Routing", given["routing"]),
+        directions=directions,
+        gates=_gates(model, method, given),
+        shortest=shortest,
+        longest=longest,
+        dtype=torch.float16 if half else None,
+        zoom=bool(given["zoom"]),
+    )
+    weighting = cast("Weighting", given["weighting"])
+    return resolution, Segmenting(sinks, float(deviations), shortest, longest, weighting)
+
+
+def _given(
+    model: PreTrainedModel, method: str, budget: Budget, options: dict[str, object]
+) -> dict[str, object]:
+    """Every option, those that were not given as they are by default."""
+    unknown = sorted(set(options) - set(_DEFAULTS))
+    if unknown:
+        allowed = ", ".join(sorted(_DEFAULTS))
+        raise ConfigError(f"{method} has no option {unknown[0]!r}: choose from {allowed}")
+    width = _key_width(model)
+    affordable = int(budget.amount * width * model.dtype.itemsize)
+    given = _DEFAULTS | {"directions": max(min(DIRECTIONS, width, affordable), 2)} | options
+    for name, choices in _CHOICES.items():
+        if not any(given[name] is choice or given[name] == choice for choice in choices):
+            named = " or ".join(str(choice) for choice in choices)
+            raise ConfigError(f"{method}: {name} is {given[name]!r}, give {named}")
+    return given
+
+
+def _key_width(model: PreTrainedModel) -> int:
+    return min(head_shape(model, index).head_dim for index in range(len(decoder_layers(model))))
+
+
+def _gates(model: PreTrainedModel, method: str, given: dict[str, object]) -> Gates | None:
+    """Those that were asked for, or that come with the package for this model."""
+    name = given["gates"]
+    if given["routing"] != "summary":
+        if name is not None:
+            raise ConfigError(f"{method}: gates are for routing=summary, not {given['routing']}")
+        return None
+    if name is None:
+        return shipped_gates(model)
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"{method}: gates is {name!r}, give a file, a folder, or none")
+    if name == "none":
+        return None
+    artifact = GatesArtifact.from_pretrained(name)
+    artifact.check(model)
+    return artifact.gates.to(model.device)
 
 
 def _whole(method: str, name: str, value: object, least: int) -> int:

@@ -8,6 +8,7 @@ between them that are too short for a span, fit their part of the budget.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -17,6 +18,10 @@ from kvfold.zoom.spans import Fold
 
 _MOST_NATS = 1e6
 """More surprisal than any finite logits give."""
+
+
+Weighting = Literal["surprisal", "even"]
+"""As much as they surprise, or all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Segmenting:
     """Tokens of the shortest span; shorter runs stay exact."""
     longest: int
     """Tokens of the longest span; longer runs are cut evenly."""
+    weighting: Weighting = "surprisal"
+    """What the tokens of a span count for in its means."""
 
 
 def plan_fold(
@@ -77,7 +84,7 @@ def plan_fold(
         tokens=tokens,
         positions=torch.where(is_token, positions.gather(1, tokens), -1),
         span_of=span_of,
-        weights=_weights(surprisal.gather(1, tokens), span_of, lengths),
+        weights=_weights(_worth(surprisal.gather(1, tokens), segmenting), span_of, lengths),
         lengths=lengths,
         stay=stay[:, None],
         held=stays.gather(1, stay)[:, None],
@@ -109,6 +116,11 @@ def _segment(
         if allowed == 0 or int(exact) <= most:
             return divided
         allowed //= 2
+
+
+def _worth(surprisal: torch.Tensor, how: Segmenting) -> torch.Tensor:
+    """What each token counts for, before spans divide it."""
+    return surprisal if how.weighting == "surprisal" else torch.zeros_like(surprisal)
 
 
 def _weights(surprisal: torch.Tensor, span_of: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -11,8 +12,15 @@ from kvfold.cache.layer import CacheLayer, Forward
 from kvfold.cache.slots import Slots
 from kvfold.errors import UnsupportedModelError
 from kvfold.zoom.attention import Exact, zoom_attention
+from kvfold.zoom.gates import Gates
+from kvfold.zoom.routing import Router
+from kvfold.zoom.sketch_router import SketchRouter
 from kvfold.zoom.spans import Fold, Spans
+from kvfold.zoom.summary_router import SummaryRouter
+from kvfold.zoom.tiers import RawTier
 
+Routing = Literal["sketch", "summary"]
+"""By what spans are ranked: the codes of their tokens' keys, or their mean keys."""
 SURPRISAL = "surprisal"
 """Field of the first layer: surprisal of each exact token in nats, 0 where it is not known."""
 
@@ -29,14 +37,24 @@ class Resolution:
 
     share: float
     """Of a full cache's bytes, what may stand on the fast tier."""
+    routing: Routing
+    """What ranks spans."""
     directions: int
     """Of the routing sketch."""
+    gates: Gates | None
+    """Trained ones for routing by summaries, if there are any."""
     shortest: int
     """Tokens of the shortest span."""
     longest: int
     """Tokens of the longest span."""
     dtype: torch.dtype | None
     """In which spans are held, on both tiers; in the model's own without it."""
+    zoom: bool
+    """Whether any span is ever expanded."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Resolution:
+        """Itself: nothing of it changes, and gates are large."""
+        return self
 
 
 class ZoomLayer(CacheLayer):
@@ -54,7 +72,7 @@ class ZoomLayer(CacheLayer):
             index: Which of them this is, from 0.
         """
         super().__init__(Slots(shared=True, common=(SURPRISAL,) if index == 0 else ()))
-        self.resolution = resolution
+        self.resolution, self._index = resolution, index
         self._forget_spans()
 
     @property
@@ -69,7 +87,7 @@ class ZoomLayer(CacheLayer):
 
     def _forget_spans(self) -> None:
         how = self.resolution
-        self.spans = Spans(how.directions, how.longest, how.dtype)
+        self.spans = Spans(self._make_router(), RawTier(how.longest), how.dtype)
         self.settled: torch.Tensor | None = None
         """Logical position before which tokens are divided for good, `[B]`; None for none."""
         self.expanded = 0
@@ -79,6 +97,12 @@ class ZoomLayer(CacheLayer):
         self.moment: torch.Tensor | None = None
         """Sum of the outer products of queries until each row has spans, `[B, G, D, D]`; those that
         were taken back stay in it."""
+
+    def _make_router(self) -> Router:
+        how = self.resolution
+        if how.routing == "sketch":
+            return SketchRouter(how.directions)
+        return SummaryRouter(how.gates, self._index)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -110,7 +134,7 @@ class ZoomLayer(CacheLayer):
 
     def _affordable(self) -> int:
         """Spans that a kv head may expand within the budget; one at least."""
-        if self.spans.is_empty:
+        if self.spans.is_empty or not self.resolution.zoom:
             return 0
         rows, full = len(self.slots.keys), self.bytes_full
         seen = rows * self.seen if self.lengths is None else int(self.lengths.sum())
@@ -197,7 +221,8 @@ class ZoomLayer(CacheLayer):
 
     def _settle(self, forward: Forward) -> None:
         """Note in which directions queries are long, until each row has spans."""
-        if self.moment is None and not self.spans.is_empty:
+        has_enough = self.moment is None and not self.spans.is_empty
+        if has_enough or not self.spans.router.needs_queries:
             return
         query = (forward.query.detach() * forward.scoring.scaling).float()
         if self.lengths is not None:

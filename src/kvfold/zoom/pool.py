@@ -75,6 +75,6 @@ class Pool:
         self._fetched.is_token.flatten(0, 2).index_copy_(0, places, new.is_token)
 
     @property
-    def held(self) -> Fetched:
-        """What is held, in any order of spans: `[B, G, E, ...]`."""
-        return self._fetched
+    def held(self) -> tuple[torch.Tensor, Fetched]:
+        """The spans in the order in which they stand, `[B, G, E]`, and their tokens."""
+        return self._spans, self._fetched

@@ -1,7 +1,7 @@
 """The spans of one layer at two resolutions.
 
-SeKV (arXiv 2606.31145). On the fast tier a span is one mean value, weighted by surprisal, and the
-codes of its tokens' keys; on the slow tier stand the keys and values of its tokens. The tokens of
+SeKV (arXiv 2606.31145). On the fast tier a span is one mean value, weighted by surprisal, and what
+its router holds of its keys; the keys and values of its tokens are on the slow tier. The tokens of
 all spans of a row stand one after the other.
 """
 
@@ -12,12 +12,11 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from kvfold.attention import Scoring
 from kvfold.zoom.growing import Growing
 from kvfold.zoom.pool import Fetched, Pool
-from kvfold.zoom.sketch import Sketch
+from kvfold.zoom.routing import NewSpans, Ranges, Routed, Router
 from kvfold.zoom.tiers import RawTier, Wanted
-
-_SKETCH = ("center", "look", "write")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,19 +46,15 @@ class Fold:
 class Spans:
     """Grows by folds; empty at first."""
 
-    def __init__(self, directions: int, longest: int, dtype: torch.dtype | None) -> None:
+    def __init__(self, router: Router, slow: RawTier, dtype: torch.dtype | None) -> None:
         """Start without spans.
 
         Args:
-            directions: R of the sketch.
-            longest: L, tokens of the longest span.
+            router: Ranks them.
+            slow: Holds their tokens.
             dtype: In which spans are held, on both tiers; as they come without it.
         """
-        self.directions, self.longest, self.dtype = directions, longest, dtype
-        self.slow = RawTier(longest)
-        """Keys and values of the tokens of all spans."""
-        self.sketch: Sketch | None = None
-        self._codes = Growing({"codes": 3})
+        self.router, self.slow, self.dtype = router, slow, dtype
         self._fast = Growing({"means": 2, "starts": 1, "ends": 1})
         self.pool: Pool | None = None
         """What the last generated token expanded."""
@@ -69,12 +64,7 @@ class Spans:
     @property
     def is_empty(self) -> bool:
         """Whether there is no span yet."""
-        return self.sketch is None
-
-    @property
-    def codes(self) -> torch.Tensor:
-        """Of every token of a span, `[B, G, R / 2, T]`."""
-        return self._codes["codes"]
+        return len(self._fast) == 0
 
     @property
     def means(self) -> torch.Tensor:
@@ -114,30 +104,21 @@ class Spans:
             keys: Of the tokens of new spans, `[B, G, N, D]`, rotated.
             values: `[B, G, N, D]`.
             fold: Which they are.
-            moment: Of the queries so far, `[B, G, D, D]`, as long as a row has no span; see
-                `Sketch.fit`.
+            moment: Of the queries so far, as long as a row has no span and the router asks for it.
         """
         keys, values = (tensor.to(self.dtype or tensor.dtype) for tensor in (keys, values))
-        if moment is not None:
-            fitted = Sketch.fit(keys, fold.positions >= 0, moment, self.directions)
-            known = self.sketch
-            self.sketch = fitted if known is None else known.where(self.in_rows, fitted)
-        assert self.sketch is not None
+        in_rows = fold.lengths.new_zeros(len(keys)).bool() if self.is_empty else self.in_rows
+        tokens = fold.positions >= 0
+        self.router.add(NewSpans(keys, tokens, _means(keys, fold), moment, in_rows))
         ends = fold.lengths.cumsum(-1) + len(self.slow)
-        self._codes.append({"codes": self.sketch.encode(keys, fold.positions >= 0)})
         self._fast.append(
             {"means": _means(values, fold), "starts": ends - fold.lengths, "ends": ends}
         )
         self.slow.add(keys, values, fold.positions)
 
-    def estimate(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Estimated products of scaled queries with the tokens of all spans; see `Sketch.scores`.
-
-        Args:
-            query: `[B, G, Q, D]`.
-        """
-        assert self.sketch is not None
-        return self.sketch.scores(query, self.codes)
+    def route(self, query: torch.Tensor, scoring: Scoring) -> Routed:
+        """What scaled queries `[B, G, H/G, Q, D]` make of the spans."""
+        return self.router.route(query, Ranges(self.starts, self.ends), scoring)
 
     # Expanding --------------------------------------------------------------------------------
 
@@ -154,7 +135,7 @@ class Spans:
         """
         starts = self.starts[rows, spans]
         lengths = self.ends[rows, spans] - starts
-        steps = torch.arange(self.longest, device=lengths.device)
+        steps = torch.arange(self.slow.longest, device=lengths.device)
         is_token = steps < lengths[:, None]
         self.moved += int(lengths.sum())
         return Fetched(self.slow.fetch(Wanted(rows, heads, spans, starts, lengths)), is_token)
@@ -170,7 +151,7 @@ class Spans:
             found.tokens.unflatten(0, chosen.shape), found.is_token.unflatten(0, chosen.shape)
         )
 
-    def expand(self, chosen: torch.Tensor) -> Fetched:
+    def expand(self, chosen: torch.Tensor) -> tuple[torch.Tensor, Fetched]:
         """Bring the tokens of the spans that each query chose.
 
         Those of a single query stay until the next one chooses others.
@@ -179,30 +160,30 @@ class Spans:
             chosen: Spans, different ones for each query, `[B, G, Q, E]`.
 
         Returns:
-            Tokens in any order of a query's spans, `[B, G, Q, E, L, 2D]`.
+            The same spans in another order, and their tokens, `[B, G, Q, E, L, 2D]`.
         """
         if chosen.shape[2] > 1:
-            return self._fetch_all(chosen)
+            return chosen, self._fetch_all(chosen)
         only = chosen[:, :, 0]
         if self.pool is None or self.pool.places != only.shape or self.pool.is_frozen:
             self.pool = Pool(only.clone(), self._fetch_all(only))
         else:
             self.pool.bring(only, self.fetch)
-        held = self.pool.held
-        return Fetched(held.tokens.unsqueeze(2), held.is_token.unsqueeze(2))
+        spans, held = self.pool.held
+        found = Fetched(held.tokens.unsqueeze(2), held.is_token.unsqueeze(2))
+        return spans.unsqueeze(2), found
 
     # What is held -----------------------------------------------------------------------------
 
     @property
     def bytes_fast(self) -> int:
         """All tensors of the fast tier, expanded spans left out."""
-        sketch = 0 if self.sketch is None else self.sketch.bytes_fast
-        return sketch + self._codes.nbytes + self._fast.nbytes
+        return self.router.bytes_fast + self._fast.nbytes
 
     @property
     def bytes_slow(self) -> int:
         """All tensors of the slow tier."""
-        return self.slow.nbytes + (0 if self.sketch is None else self.sketch.bytes_slow)
+        return self.router.bytes_slow + self.slow.nbytes
 
     @property
     def bytes_expanded(self) -> int:
@@ -212,34 +193,30 @@ class Spans:
         rows, heads, width = self.means.shape[0], self.means.shape[1], self.slow.width
         token = width * self.means.element_size()
         # Of each token whether it is one, of each span which it is.
-        return rows * heads * (self.longest * (token + 1) + self.ends.element_size())
+        return rows * heads * (self.slow.longest * (token + 1) + self.ends.element_size())
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""
-        if self.sketch is not None:
+        if not self.is_empty:
             self.pool = None
-            for held in (self.slow, self._codes, self._fast):
+            for held in (self.slow, self.router, self._fast):
                 held.map(change)
-            self.sketch = Sketch(**{name: change(getattr(self.sketch, name)) for name in _SKETCH})
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name, expanded spans left out; none before the first span."""
-        if self.sketch is not None:
-            for held in (self.slow, self._codes, self._fast):
+        if not self.is_empty:
+            for held in (self.slow, self.router, self._fast):
                 yield from held.state()
-            for name in _SKETCH:
-                yield name, getattr(self.sketch, name)
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take the tensors of `state` back."""
         if tensors:
-            for held in (self.slow, self._codes, self._fast):
+            for held in (self.slow, self.router, self._fast):
                 held.load(tensors)
-            self.sketch = Sketch(**{name: tensors[name] for name in _SKETCH})
 
 
 def _means(values: torch.Tensor, fold: Fold) -> torch.Tensor:
-    """Mean value of each new span, weighted, `[B, G, S, D]`."""
+    """Mean key or value of each new span, weighted, `[B, G, S, D]`."""
     batch, groups, _, width = values.shape
     weighted = values.float() * fold.weights[:, None, :, None]
     sums = weighted.new_zeros(batch, groups, fold.lengths.shape[1] + 1, width)

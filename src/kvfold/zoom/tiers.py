@@ -35,7 +35,7 @@ class RawTier:
         Args:
             longest: L, tokens of the longest span.
         """
-        self._longest = longest
+        self.longest = longest
         self._held = Growing({"tokens": 2, "positions": 2})
         self._key_width = 0
 
@@ -84,11 +84,11 @@ class RawTier:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
         tokens = self._held.whole("tokens")
         groups, capacity, width = tokens.shape[1:]
-        steps = torch.arange(self._longest, device=tokens.device)
+        steps = torch.arange(self.longest, device=tokens.device)
         inside = (wanted.starts[:, None] + steps).clamp_max_(capacity - 1)
         where = (wanted.rows * groups + wanted.heads)[:, None] * capacity + inside
         found = tokens.view(-1, width).index_select(0, where.flatten())
-        return found.view(-1, self._longest, width)
+        return found.view(-1, self.longest, width)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""

@@ -1,0 +1,211 @@
+"""Trained gates as a file: weights, what they were trained on and how."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from kvfold.artifacts import finite, write_files
+from kvfold.errors import ArtifactError
+from kvfold.models import differing_facts, fingerprint, shape_facts
+from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.zoom.gates import Gates, GateShape
+
+FORMAT = 1
+"""Version of the file format."""
+FILE = "sekv.safetensors"
+"""Name of the file in a folder or a Hub repository."""
+SHIPPED = Path(__file__).parent / "shipped" / FILE
+"""The gates that come with the package, trained on the default model."""
+
+_GAIN = "gain"
+_WHOLE = "thresholds"
+"""Kept in float32: in half precision, those near 1 would be 1."""
+_REPOSITORY = re.compile(r"(?!.*\.safetensors$)[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class GatesArtifact:
+    """Gates with their origin."""
+
+    gates: Gates
+    """What was trained."""
+    trained_on: str
+    """The model's name, for people."""
+    facts: dict[str, object]
+    """The model's shapes, as `kvfold.models.shape_facts` gives them."""
+    fingerprint: str
+    """Of the model, its weights included."""
+    record: dict[str, object]
+    """How they were trained: settings, data hashes, versions, seed, curve."""
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a model of other shapes; a fine-tuned variant is taken.
+
+        Raises:
+            ArtifactError: Saying what differs.
+        """
+        # As JSON has them, tuples are lists.
+        found = json.loads(json.dumps(shape_facts(model)))
+        if differing := differing_facts(self.facts, found):
+            raise ArtifactError(
+                f"these gates were trained on {self.trained_on}, and this model differs "
+                f"({differing}): train some with `kvfold train sekv`"
+            )
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides what is expanded, as it is written."""
+        return digest_of("", _tensors(self.gates))
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the gates into a folder, whole or not at all; weights in half precision.
+
+        Returns:
+            The file.
+
+        Raises:
+            ArtifactError: When it cannot be written, or a weight is no number.
+        """
+        path, tensors = Path(folder) / FILE, _tensors(self.gates)
+        _require_finite(path, tensors)
+        header = {
+            "format": FORMAT,
+            "method": "sekv",
+            "shape": asdict(self.gates.shape),
+            "trained_on": self.trained_on,
+            "facts": self.facts,
+            "fingerprint": self.fingerprint,
+            "record": finite(self.record),
+        }
+        text = json.dumps(header)
+        write_files(path.parent, {})
+        write_tensors(path, tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
+        return path
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> GatesArtifact:
+        """Read gates.
+
+        Args:
+            name: A file, a folder that holds one, or a Hub repository.
+
+        Raises:
+            ArtifactError: When there is none, or it is damaged, of another format or kind.
+        """
+        path = _fetch(name)
+        header, tensors = _read(path)
+        _check_header(path, header)
+        _require_finite(path, tensors)
+        try:
+            gates = Gates(GateShape(**header["shape"]), generator=torch.Generator())
+            weights = {name: tensor.float() for name, tensor in tensors.items()}
+            gates.load_state_dict(weights | {_GAIN: gates.gain})
+            facts, record = dict(header["facts"]), dict(header["record"])
+            origin = str(header["trained_on"]), facts, str(header["fingerprint"]), record
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"{path} does not hold the weights and origin of sekv's gates: train them again"
+            ) from error
+        return cls(gates.eval().requires_grad_(False), *origin)
+
+
+def shipped_gates(model: PreTrainedModel) -> Gates | None:
+    """The gates that come with the package, if they were trained on this very model.
+
+    Returns:
+        Gates on the model's device; None for any other model, which sekv then serves untrained.
+
+    Raises:
+        ArtifactError: When the file of the package is damaged.
+    """
+    if not SHIPPED.is_file():
+        return None
+    artifact = GatesArtifact.from_pretrained(SHIPPED)
+    return artifact.gates.to(model.device) if artifact.fingerprint == fingerprint(model) else None
+
+
+def locate(name: str | Path) -> str:
+    """What the name of gates stands for, wherever the process may go.
+
+    Args:
+        name: A file, a folder that holds one, or a Hub repository.
+
+    Returns:
+        The file with its whole path; a name of nothing on this machine, if the Hub may know it.
+
+    Raises:
+        ArtifactError: When the name is of something else, or of nothing.
+    """
+    file = os.path.join(name, FILE) if os.path.isdir(name) else os.fspath(name)
+    if os.path.isfile(file):
+        return os.path.abspath(file)
+    if isinstance(name, Path) or os.path.lexists(name) or not _REPOSITORY.fullmatch(name):
+        raise ArtifactError(
+            f"there are no gates at {name}: give a file or folder that `kvfold train sekv` wrote "
+            "to its end, or a Hub repository such as owner/name"
+        )
+    return name
+
+
+def _tensors(gates: Gates) -> dict[str, torch.Tensor]:
+    """What is written, the gain within the routes."""
+    state = {name: tensor.detach().cpu() for name, tensor in gates.state_dict().items()}
+    state["route"] = state["route"] * state.pop(_GAIN)[..., None, None]
+    return {
+        name: tensor if name == _WHOLE else tensor.to(torch.float16)
+        for name, tensor in state.items()
+    }
+
+
+def _require_finite(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+        raise ArtifactError(f"the gates for {path} hold weights that are not numbers: train again")
+
+
+def _fetch(name: str | Path) -> Path:
+    found = locate(name)
+    if os.path.isabs(found):
+        return Path(found)
+    try:
+        return Path(hf_hub_download(found, FILE))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ArtifactError(
+            f"there is nothing at {name}, and the Hub gave no {FILE} of that name: check it"
+        ) from error
+
+
+def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
+            raise ValueError("its checksum does not match")
+        header = json.loads(metadata["kvfold"])
+        if not isinstance(header, dict):
+            raise ValueError("its header is no record")
+        return header, tensors
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} is damaged or does not hold kvfold's gates ({error}): train or fetch them "
+            "again"
+        ) from error
+
+
+def _check_header(path: Path, header: dict) -> None:
+    if header.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{path} has gates of format {header.get('format')}, this version reads {FORMAT}: "
+            "train them again"
+        )
+    if header.get("method") != "sekv":
+        raise ArtifactError(f"{path} is for method {header.get('method')}, not sekv")
