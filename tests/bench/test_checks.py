@@ -22,6 +22,8 @@ DECODE = {"contexts": (256,), "batches": (1,), "warmup": 2, "steps": 3}
         ({"contexts": (0,)}, "context is 0"),
         ({"contexts": ()}, "no context is given"),
         ({"contexts": (64, 2049)}, "2049 is longer than the model's 2048 positions"),
+        ({"contexts": (9000,), "read": 2049}, "positions: give at most 2048, or --read fewer"),
+        ({"read": 0}, "read is 0"),
         ({"contexts": (5,)}, "2 warm-up and 3 timed steps: give more than 5"),
         ({"batches": (2, 0)}, "batch is 0"),
         ({"rounds": 0}, "rounds is 0"),

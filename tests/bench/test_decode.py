@@ -51,6 +51,15 @@ def test_each_context_is_stored_once_and_every_round_takes_turns(
     assert {each.budget for each in runner.requests if each.subject != "snapkv"} == {None}
 
 
+def test_a_long_context_repeats_what_was_read(settings: DecodeSettings, runner: FakeRunner) -> None:
+    settings = replace(settings, contexts=(64, 5000), read=100)
+    result = bench_decode(settings, progress=silent, runner=runner)
+    asked = {(each.context, each.read) for each in runner.requests}
+    assert asked == {(59, 59), (4995, 100)}
+    assert "beyond 100 tokens a context repeats" in " ".join(result.notes)
+    assert "--read 100" in settings.command("decode")
+
+
 def test_dynamic_reads_what_full_stored(settings: DecodeSettings, runner: FakeRunner) -> None:
     bench_decode(settings, progress=silent, runner=runner)
     first = runner.requests[:5]

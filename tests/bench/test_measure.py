@@ -49,6 +49,24 @@ def store_and_decode(model: str, subject: str, budget: str | None, folder: Path)
     return measurement
 
 
+@pytest.mark.parametrize("subject", ["full", "streaming", "sekv"])
+def test_a_text_longer_than_the_model_can_read(saved: Saved, subject: str, tmp_path: Path) -> None:
+    file, budget = str(tmp_path / "cache.safetensors"), None if subject == "full" else "0.5"
+    long = request(saved("llama"), subject, budget, file=file, context=3000, read=200)
+    assert perform(long) is None
+    found = perform(replace(long, task="decode", steps=3))
+    assert found is not None
+    assert found.tokens_seen == 3003
+    assert found.full_bytes == 3003 * TOKEN_BYTES
+
+
+def test_layers_that_are_not_ours_cannot_repeat(saved: Saved, tmp_path: Path) -> None:
+    file = str(tmp_path / "cache.safetensors")
+    long = request(saved("gemma3"), "full", file=file, context=3000, read=200)
+    with pytest.raises(ConfigError, match="leave --read out"):
+        perform(long)
+
+
 @pytest.mark.parametrize("subject", ["dynamic", "full"])
 def test_full_caches_hold_everything(saved: Saved, subject: str, tmp_path: Path) -> None:
     found = store_and_decode(saved("llama"), subject, None, tmp_path)

@@ -58,6 +58,28 @@ def test_tables_files_and_resuming(
     assert again["summaries"] == document["summaries"]
 
 
+def test_needles_by_length_and_depth_with_the_question_later(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["--sets", "niah,niah-multikey", "--protocol", "agnostic", "--depths", "2"]
+    arguments = ["eval", "--model", model, "--out", str(tmp_path), *QUICK, *grid]
+    assert run([*arguments, "--length", "700,800"]) == 0
+    shown, said = capsys.readouterr()
+    assert "niah-multikey, right answers by length, protocol agnostic" in shown
+    assert "niah at 700" in shown
+    assert "niah-multikey.png" in said
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [
+        *("eval.json", "eval.md", "eval.png", "niah-multikey.png", "niah.png", "results.jsonl"),
+    ]
+    document = json.loads((tmp_path / "eval.json").read_text(encoding="utf-8"))
+    assert "--length 700,800 --protocol agnostic --depths 2" in document["command"]
+    assert {(row["length"], row["depth"]) for row in document["rows"]} == {
+        *((700, 0.0), (700, 1.0), (800, 0.0), (800, 1.0)),
+    }
+    assert {cell["length"] for cell in document["grid"]} == {700, 800, None}
+
+
 def test_json_is_the_only_thing_on_stdout(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +110,12 @@ def test_json_is_the_only_thing_on_stdout(
         (["--samples", "0"], "samples: 0 is below 1"),
         (["--samples", "9999"], "ask for fewer samples"),
         (["--length", "0"], "--length 0 is below 1"),
+        (["--length", "300,-1"], "--length -1 is below 1"),
+        (["--length", "1k"], "--length 1k is no number"),
+        (["--length", ","], "no length is named"),
+        (["--length", "300,300"], "length '300' is named twice"),
+        (["--protocol", "blind"], "protocol 'blind' is not one of aware, agnostic"),
+        (["--depths", "1"], "depths: 1 is below 2"),
         (["--length", str(POSITIONS)], f"{POSITIONS} positions: give a smaller length"),
         (["--batch", "-1"], "batch: -1 is below 1"),
         (["--baseline", "knorm"], "baseline 'knorm' is not measured"),

@@ -75,3 +75,59 @@ def test_some_rows_go_on_alone() -> None:
     some.select([2, 0])
     for step in tiny_ids(3, 8, seed=1).T:
         assert_close(some.feed(step[[2, 0]]), told.feed(step)[[2, 0]])
+
+
+QUESTION = 7
+
+
+@pytest.mark.parametrize(("method", "scope"), EVICTING)
+def test_a_question_that_comes_later_is_read_through_what_is_kept(method: str, scope: str) -> None:
+    model, (ids, rows) = attached(), prompts()
+    batch = PromptBatch(model, rows, pad=0, question=QUESTION)
+    told = batch.tell(kvfold.make_cache(model, method, budget=0.5, scope=scope))
+    read = kvfold.make_cache(model, method, budget=0.5, scope=scope)
+    mask, end = left_padded(LENGTHS, 60), 60 - QUESTION
+    prefill(model, ids[:, :end], read, attention_mask=mask[:, :end])
+    assert_close(told.logits, prefill(model, ids[:, end:], read, attention_mask=mask))
+    assert held_positions(told.cache) == held_positions(read)
+    for step in tiny_ids(3, 4, seed=1).T:
+        mask = torch.cat([mask, mask.new_ones(3, 1)], dim=1)
+        assert_close(told.feed(step), prefill(model, step[:, None], read, attention_mask=mask))
+
+
+def test_the_full_cache_says_the_same_whenever_it_reads_the_question() -> None:
+    model, (_, rows) = attached(), prompts()
+    early, late = (
+        PromptBatch(model, rows, pad=0, question=count).decoder() for count in (0, QUESTION)
+    )
+    for step in tiny_ids(3, 4, seed=1).T:
+        assert_close(late.logits, early.logits)
+        early.feed(step)
+        late.feed(step)
+
+
+@pytest.mark.parametrize("question", [0, QUESTION])
+def test_two_resolutions_are_told_what_surprises(question: int) -> None:
+    model, ids = attached(), tiny_ids(2, 200)
+    batch = PromptBatch(model, ids.tolist(), pad=0, question=question)
+    options = {"budget": 0.5, "shortest": 4, "longest": 8, "slow": "exact"}
+    told = batch.tell(kvfold.make_cache(model, "sekv", **options))
+    read, end = kvfold.make_cache(model, "sekv", **options), 200 - question
+    logits = prefill(model, ids[:, :end], read)
+    if question:
+        logits = prefill(model, ids[:, end:], read)
+    assert told.cache.report() == read.report()
+    assert told.cache.report().bytes_slow > 0
+    assert_close(told.logits, logits)
+    for step in tiny_ids(2, 4, seed=1).T:
+        assert_close(told.feed(step), prefill(model, step[:, None], read))
+
+
+def test_layers_with_a_window_read_questions_later_too() -> None:
+    model, (ids, rows) = attached("gemma2"), prompts()
+    batch = PromptBatch(model, rows, pad=0, question=QUESTION)
+    told = batch.tell(kvfold.make_cache(model, "tova", budget=0.5))
+    read, mask = kvfold.make_cache(model, "tova", budget=0.5), left_padded(LENGTHS, 60)
+    end = 60 - QUESTION
+    prefill(model, ids[:, :end], read, attention_mask=mask[:, :end])
+    assert_close(told.logits, prefill(model, ids[:, end:], read, attention_mask=mask))

@@ -34,7 +34,7 @@ SETTINGS = FidelitySettings(
     budgets=("0.25", "64"),
     sets=("hotpotqa", "wikitext"),
     samples=3,
-    length=280,
+    lengths=(280,),
     tokens=6,
     max_new_tokens=8,
     batch=3,
@@ -79,7 +79,8 @@ def assert_alike(rows: Sequence[Row], others: Sequence[Row]) -> None:
     assert len(rows) == len(others)
     for row, other in zip(rows, others, strict=True):
         assert row.divergences == pytest.approx(other.divergences, rel=1e-3, abs=1e-5)
-        whole = {"divergences": [], "tokens_kept": 0, "bytes_held": 0, "bytes_full": 0}
+        held = dict.fromkeys(("tokens_kept", "bytes_held", "bytes_fast", "bytes_full"), 0)
+        whole = {"divergences": [], **held}
         assert replace(row, **whole) == replace(other, **whole)
 
 
@@ -300,7 +301,7 @@ def test_options_reach_the_cache_and_are_checked_first(
 
 def test_a_prompt_longer_than_the_model_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2048 positions: give a smaller length"):
-        evaluate(model, TOKENIZER, replace(SETTINGS, length=2045), folder=tmp_path / "long")
+        evaluate(model, TOKENIZER, replace(SETTINGS, lengths=(2045,)), folder=tmp_path / "long")
 
 
 @pytest.mark.parametrize(

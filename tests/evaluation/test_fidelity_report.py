@@ -42,6 +42,7 @@ def row(method: str, name: str, index: int, kl: float | None, **options: object)
         "tokens_kept": 100 if method == "full" else 25,
         "bytes_held": 1000 if method == "full" else 300,
         "bytes_full": 1000,
+        "bytes_fast": 1000 if method == "full" else 300,
     }
     return Row(**{**values, **options})  # pyright: ignore[reportArgumentType]
 

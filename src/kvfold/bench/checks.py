@@ -55,7 +55,7 @@ def check(settings: DecodeSettings | PrefillSettings, progress: Progress) -> Mod
     _check_subjects(settings)
     facts = _facts(settings, progress)
     for context in settings.contexts:
-        _check_context(settings, context, facts.anatomy.max_positions)
+        _check_context(settings, context, facts.anatomy)
     _check_sizes(settings, facts)
     return facts
 
@@ -66,6 +66,8 @@ def _check_numbers(settings: DecodeSettings | PrefillSettings) -> None:
     if isinstance(settings, DecodeSettings):
         numbers["batch"] = list(settings.batches)
         numbers |= {"warmup": [settings.warmup], "steps": [settings.steps]}
+        if settings.read is not None:
+            numbers["read"] = [settings.read]
     else:
         numbers["chunk size"] = [settings.chunk_size]
     for name, values in numbers.items():
@@ -98,11 +100,14 @@ def _facts(settings: DecodeSettings | PrefillSettings, progress: Progress) -> Mo
 
 
 def _check_context(
-    settings: DecodeSettings | PrefillSettings, context: int, limit: int | None
+    settings: DecodeSettings | PrefillSettings, context: int, anatomy: Anatomy
 ) -> None:
-    if limit is not None and context > limit:
+    limit = anatomy.max_positions
+    read = settings.read if isinstance(settings, DecodeSettings) else None
+    if limit is not None and min(context, read or context) > limit:
         raise ConfigError(
             f"context {context} is longer than the model's {limit} positions: give at most {limit}"
+            + (", or --read fewer" if isinstance(settings, DecodeSettings) else "")
         )
     if isinstance(settings, DecodeSettings) and settings.stored(context) < 1:
         steps = settings.warmup + settings.steps

@@ -76,10 +76,14 @@ def bench_decode(
             for batch in settings.batches:
                 outcomes = _time_all(settings, requests, batch, progress, runner)
                 comparisons.append(Comparison(context, batch, outcomes))
-    notes = (
+    notes = [
         "the rows of a batch repeat one prefilled row",
         "the last timed step of a full cache attends to the whole context",
-    )
+    ]
+    if any(settings.prompt(context) < settings.stored(context) for context in settings.contexts):
+        notes.append(
+            f"beyond {settings.read} tokens a context repeats the queries, keys and values of those"
+        )
     return BenchResult(
         kind="decode",
         settings=settings,
@@ -107,10 +111,11 @@ def _store_all(
     for method, file in files.items():
         progress(f"context {context}: prefilling for {method}")
         request = request_for(settings, "store", method, settings.stored(context))
-        runner(replace(request, file=file))
+        runner(replace(request, file=file, read=settings.prompt(context)))
     return {
         subject: replace(
             request_for(settings, "decode", subject, settings.stored(context)),
+            read=settings.prompt(context),
             warmup=settings.warmup,
             steps=settings.steps,
             file=files[_FULL if subject == DYNAMIC else subject],

@@ -11,6 +11,7 @@ from kvfold.bench.request import Measurement, Request
 from kvfold.bench.rounds import seconds_now
 from kvfold.bench.subjects import empty_cache, held_by, prepare, stored_cache
 from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
+from kvfold.cache.replay import RecordingCache, replay
 from kvfold.errors import ConfigError
 from kvfold.models import load_model
 from kvfold.text import text_tokens
@@ -41,7 +42,19 @@ def _store(request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     cache = empty_cache(model, request.subject, request.budget)
     if not isinstance(cache, KVCache):
         raise ConfigError(f"{request.subject} has no file format: store method full")
-    prefill(model, _tokens(request, model, tokenizer, request.context), cache)
+    read = request.context if request.read is None else request.read
+    prompt = _tokens(request, model, tokenizer, read)
+    if read == request.context:
+        prefill(model, prompt, cache)
+    else:
+        if len(cache.own_layers) < len(cache.layers):
+            raise ConfigError(
+                "this model has layers that are not kvfold's, whose states cannot be repeated: "
+                "leave --read out"
+            )
+        source = RecordingCache(model)
+        prefill(model, prompt, source)
+        replay(source, cache, count=request.context)
     cache.save(_file(request))
 
 
@@ -50,8 +63,9 @@ def _time_decode(
     request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Measurement:
     cache = stored_cache(model, request.subject, _file(request))
-    total = request.context + request.warmup + request.steps
-    steps = _tokens(request, model, tokenizer, total)[:, request.context :]
+    read = request.context if request.read is None else request.read
+    total = read + request.warmup + request.steps
+    steps = _tokens(request, model, tokenizer, total)[:, read:]
     steps = steps.expand(request.batch, -1)
     rss_model = resident()
     cache.batch_repeat_interleave(request.batch)

@@ -30,6 +30,8 @@ class Request:
     """None for what keeps everything."""
     context: int
     """Tokens to prefill, or that are in the file."""
+    read: int | None = None
+    """Those of them that are read; the rest repeats their states. All without it."""
     batch: int = 1
     """Rows that the file's one row is repeated to."""
     warmup: int = 0

@@ -46,6 +46,8 @@ class Settings:
         """The command line that measures this, every option spelled out."""
         words = ["kvfold", "bench", kind]
         for name, value in self.to_dict().items():
+            if value is None:
+                continue
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [f"--{_OPTIONS.get(name, name.replace('_', '-'))}", text]
         return shlex.join(words)
@@ -63,10 +65,17 @@ class DecodeSettings(Settings):
     """Steps before the timed ones."""
     steps: int = 24
     """Timed steps."""
+    read: int | None = None
+    """Tokens that are really read, at most; in a longer context their queries, keys and values are
+    repeated, so that it may be longer than the model's positions."""
 
     def stored(self, context: int) -> int:
         """Tokens that are prefilled, once, before the steps."""
         return context - self.warmup - self.steps
+
+    def prompt(self, context: int) -> int:
+        """Those of them that are really read."""
+        return self.stored(context) if self.read is None else min(self.stored(context), self.read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

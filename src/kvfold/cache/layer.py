@@ -7,7 +7,6 @@ the logical one wherever it asks for positions; masks are evaluated by the layer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -19,23 +18,10 @@ from kvfold.attention.grouped import (
     causal_attention,
     weigh_values,
 )
+from kvfold.cache.forward import Forward
 from kvfold.cache.slots import Slots, headroom
 from kvfold.errors import ConfigError
 from kvfold.ops.selection import EMPTY
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Forward:
-    """What one layer is given in one forward."""
-
-    query: torch.Tensor
-    """`[B, H, Q, D]`, rotated."""
-    mask: LazyMask
-    """Which keys a query sees."""
-    positions: torch.Tensor
-    """Logical positions of the queries, `[B, Q]` or `[1, Q]`; negative for padding."""
-    scoring: Scoring
-    """How the model makes scores."""
 
 
 class CacheLayer(CacheLayerMixin):
@@ -208,6 +194,31 @@ class CacheLayer(CacheLayerMixin):
         Raises:
             ConfigError: For a dense mask.
         """
+        forward = self._begin(query, mask, scoring)
+        one = query.shape[2] == 1
+        output = self._attend_one(forward) if one else self._attend_many(forward)
+        self._settle(forward)
+        return output
+
+    def witness(
+        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
+    ) -> None:
+        """Learn of several new tokens what `attend` would, where nobody wants its output.
+
+        Args:
+            query: `[B, H, Q, D]`, rotated.
+            mask: The model's rule; plain causality without it.
+            scoring: How the model makes scores.
+
+        Raises:
+            ConfigError: For a dense mask.
+        """
+        self._settle(self._begin(query, mask, scoring))
+
+    def _begin(
+        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
+    ) -> Forward:
+        """Give the new tokens their places."""
         self.awaits_attention = False
         count = query.shape[2]
         if mask is None:
@@ -217,12 +228,9 @@ class CacheLayer(CacheLayerMixin):
                 "kvfold cannot use a prepared 4-dimensional attention mask: pass the "
                 "2-dimensional attention_mask of tokens and padding"
             )
-        positions = self._place(mask, count)
-        forward = Forward(query, mask, positions, scoring)
+        forward = Forward(query, mask, self._place(mask, count), scoring)
         self._arrive(forward)
-        output = self._attend_one(forward) if count == 1 else self._attend_many(forward)
-        self._settle(forward)
-        return output
+        return forward
 
     def _place(self, mask: LazyMask, count: int) -> torch.Tensor:
         """Give the new tokens their logical positions `[B, N]` (or `[1, N]`)."""

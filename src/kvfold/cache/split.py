@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -117,16 +117,28 @@ class SplitLayer(CacheLayerMixin):
         self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
     ) -> torch.Tensor:
         """Attention of new queries over what each part holds; see `CacheLayer.attend`."""
-        by_group = query.unflatten(1, (len(self._back), -1))
-        numbers = torch.arange(query.shape[1], device=query.device).view(by_group.shape[1:3])
         outputs = [
-            part.attend(
-                by_group[:, heads].flatten(1, 2), mask, scoring.of_heads(numbers[heads].flatten())
-            ).unflatten(1, (len(heads), -1))
-            for heads, part in self._divided(query.device)
+            part.attend(own, mask, scaled).unflatten(1, (part.slots.keys.shape[1], -1))
+            for part, own, scaled in self._queries(query, scoring)
         ]
         together = torch.cat(outputs, dim=1)
         return together.index_select(1, self._back).flatten(1, 2)
+
+    def witness(
+        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
+    ) -> None:
+        """Learn of several new tokens what `attend` would; see `CacheLayer.witness`."""
+        for part, own, scaled in self._queries(query, scoring):
+            part.witness(own, mask, scaled)
+
+    def _queries(
+        self, query: torch.Tensor, scoring: Scoring
+    ) -> Iterator[tuple[CacheLayer, torch.Tensor, Scoring]]:
+        """The queries `[B, H', Q, D]` of each part, and how it scores."""
+        by_group = query.unflatten(1, (len(self._back), -1))
+        numbers = torch.arange(query.shape[1], device=query.device).view(by_group.shape[1:3])
+        for heads, part in self._divided(query.device):
+            yield part, by_group[:, heads].flatten(1, 2), scoring.of_heads(numbers[heads].flatten())
 
     def _divided(self, device: torch.device) -> list[tuple[torch.Tensor, CacheLayer]]:
         self._heads = tuple(heads.to(device) for heads in self._heads)

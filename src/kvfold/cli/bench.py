@@ -55,6 +55,13 @@ def decode(
     batch: Annotated[str, typer.Option(help="Rows; several comma-separated.")] = "1,8",
     warmup: Annotated[int, typer.Option(help="Steps before the timed ones.")] = 4,
     steps: Annotated[int, typer.Option(help="Timed steps.")] = 24,
+    read: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that are really read; a longer context repeats their states.",
+            show_default="all",
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -80,6 +87,7 @@ def decode(
         batches=numbers[1],
         warmup=warmup,
         steps=steps,
+        read=read,
         dtype=dtype,
         device=device,
         threads=_threads(threads),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvfold.cli.checks import check_budget, check_counts, check_model
 from kvfold.cli.console import JsonOption, note, print_json, progress, stdout, table
 from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
+from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvfold.evaluation.fidelity_report import Report
@@ -33,19 +35,47 @@ BudgetsOption = Annotated[
 SetsOption = Annotated[
     str | None,
     typer.Option(
-        help="Samples, a comma between several: prose, niah, wikitext, hotpotqa, gsm8k. "
-        "Environment variable KVFOLD_DATA names the folder of the last three's files.",
+        help="Samples, a comma between several: prose, niah, niah-multikey, niah-multivalue, "
+        "wikitext, hotpotqa, gsm8k. Environment variable KVFOLD_DATA names the folder of the last "
+        "three's files; needles are hidden in wikitext then.",
         show_default="prose,niah; wikitext,hotpotqa,niah,gsm8k with KVFOLD_DATA",
     ),
 ]
-SamplesOption = Annotated[int, typer.Option(help="Of each set.")]
-LengthOption = Annotated[int, typer.Option(help="Tokens of a prompt, at most.")]
+SamplesOption = Annotated[int, typer.Option(help="Of each set and length.")]
+LengthOption = Annotated[
+    str,
+    typer.Option(
+        help="Tokens of a prompt, at most, a comma between several; with --protocol agnostic, of "
+        "prompt and answer together."
+    ),
+]
+ProtocolOption = Annotated[
+    str,
+    typer.Option(
+        help="aware: a cache is cut after it has read the question. agnostic: it is cut before, "
+        "and reads the question later, like a chat's next turn."
+    ),
+]
+DepthsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Hide needles at so many depths in turn, evenly from a text's beginning to its end.",
+        show_default="anywhere",
+    ),
+]
 TokensOption = Annotated[int, typer.Option(help="Tokens of a text's continuation.")]
 NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
-BatchOption = Annotated[int, typer.Option(help="Samples that are run together.")]
+BatchOption = Annotated[
+    int,
+    typer.Option(help="Samples that are run together, at most: fewer where prompts are long."),
+]
 OutOption = Annotated[
     str,
-    typer.Option(help="Folder for results.jsonl, eval.json, eval.md and eval.png.", metavar="DIR"),
+    typer.Option(
+        help="Folder for results.jsonl, eval.json, eval.md, eval.png and, with --depths, a picture "
+        "of each set of needles.",
+        metavar="DIR",
+    ),
 ]
 BaselineOption = Annotated[
     str | None,
@@ -58,6 +88,11 @@ ResumeOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="Of the samples and of the intervals.")]
 
+_AS_GIVEN = (
+    *("samples", "protocol", "depths", "tokens", "max_new_tokens", "batch", "seed", "baseline"),
+)
+"""Options that are settings as they stand."""
+
 
 def eval(
     model: ModelOption = "default",
@@ -65,7 +100,9 @@ def eval(
     budgets: BudgetsOption = "0.25,0.125",
     sets: SetsOption = None,
     samples: SamplesOption = 16,
-    length: LengthOption = 768,
+    length: LengthOption = "768",
+    protocol: ProtocolOption = "aware",
+    depths: DepthsOption = None,
     tokens: TokensOption = 32,
     max_new_tokens: NewTokensOption = 32,
     batch: BatchOption = 8,
@@ -84,29 +121,38 @@ def eval(
     agreement on the likeliest token and the answers are measured, with paired statistics.
 
     Results are written as they come: an interrupted run goes on with --resume, and so does one
-    with more samples, methods, budgets or sets.
+    with more samples, methods, budgets, sets or lengths.
     """
-    command = _command(dict(locals()))
+    given = dict(locals())
     folder = output_folder(out)
     check_model(model, dtype)
-    check_counts(length=length, tokens=tokens, max_new_tokens=max_new_tokens)
+    check_counts(tokens=tokens, max_new_tokens=max_new_tokens)
     for each in listed(budgets):
         check_budget(each)
     settings = _settings(
         methods=methods,
         budgets=listed(budgets),
         sets=sets,
-        samples=samples,
-        length=length,
-        tokens=tokens,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        seed=seed,
-        baseline=baseline,
+        lengths=_lengths(length),
+        **{name: given[name] for name in _AS_GIVEN},
     )
     _check(settings, folder, resume=resume)
-    report = _run(settings, (model, dtype, device), folder, command, resume=resume)
+    report = _run(settings, (model, dtype, device), folder, _command(given), resume=resume)
     _show(report, folder, json_output=json_output)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """The lengths of a comma-separated list.
+
+    Raises:
+        ConfigError: For what is no positive number.
+    """
+    parts = listed(text)
+    for part in parts:
+        if re.fullmatch(r"[+-]?\d+", part) is None:
+            raise ConfigError(f"--length {part} is no number: give tokens, such as 1024,2048")
+        check_counts(length=int(part))
+    return tuple(map(int, parts))
 
 
 def _command(options: dict[str, object]) -> str:
@@ -188,7 +234,16 @@ def _print(report: Report) -> None:
     for group, summaries in tables.by_group(report.summaries).items():
         rows = tables.summary_rows(summaries)
         console.print(table(tables.COLUMNS, rows, title=tables.title_of(group, summaries)))
-    console.print(Text(textwrap.fill(tables.LEGEND, min(console.width, 100))), soft_wrap=True)
+    console.print(_wrapped(tables.LEGEND, console.width), soft_wrap=True)
+    grids = tables.grids(report)
+    for title, cells in grids.items():
+        console.print(table(tables.GRID_COLUMNS, tables.grid_rows(cells), title=title))
+    if grids:
+        console.print(_wrapped(tables.GRID_LEGEND, console.width), soft_wrap=True)
     if report.differences:
         rows = tables.difference_rows(report.differences)
         console.print(table(tables.DIFFERENCE_COLUMNS, rows, title="Sample by sample"))
+
+
+def _wrapped(text: str, width: int) -> Text:
+    return Text(textwrap.fill(text, min(width, 100)))

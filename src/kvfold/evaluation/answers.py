@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
+from statistics import fmean
 from typing import Literal
 
 Fault = Literal["repetitive", "overlength", "wrong"]
@@ -25,6 +26,16 @@ def contains_one(expected: Iterable[str], answer: str) -> bool:
     return any(
         re.search(rf"(?<!\w){re.escape(_plain(each))}(?!\w)", text) is not None for each in expected
     )
+
+
+def contains_all(expected: Iterable[str], answer: str) -> bool:
+    """Whether an answer has every one of some words or numbers; see `contains_one`."""
+    return found_share(expected, answer) == 1
+
+
+def found_share(expected: Iterable[str], answer: str) -> float:
+    """The share of some words or numbers, one at least, that an answer has."""
+    return fmean(contains_one((each,), answer) for each in expected)
 
 
 def ends_with_number(expected: Iterable[str], answer: str) -> bool:

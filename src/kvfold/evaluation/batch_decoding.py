@@ -1,8 +1,9 @@
 """A batch of prompts, read once for all caches, and decoded together a token a row at a time.
 
-Until the prompt is whole, every method computes what the full cache computes: evicting begins when
-a layer, or the whole forward, is done. So the model reads a batch once, and the layers of every
-other cache are told the same queries, keys and values.
+Until what is read at once is whole, every method computes what the full cache computes: evicting
+begins when a layer, or the whole forward, is done. So the model reads a batch once, and the layers
+of every other cache are told the same queries, keys and values. Questions may come later, in a
+forward of their own that each cache answers from what it has kept.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from kvfold.api import make_cache
 from kvfold.cache import KVCache, prefill
-from kvfold.cache.replay import RecordingLayer, replay
+from kvfold.cache.replay import RecordingCache, replay
 
 
 class BatchDecoder:
@@ -54,9 +54,20 @@ class BatchDecoder:
         Returns:
             Logits of what follows, `[B, V]`.
         """
+        return self.read(tokens[:, None])
+
+    def read(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Add tokens to each row, in one forward.
+
+        Args:
+            tokens: `[B, N]`, no padding among them.
+
+        Returns:
+            Logits of what follows, `[B, V]`.
+        """
         if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        self.logits = prefill(self._model, tokens[:, None], self.cache, attention_mask=self._mask)
+            self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
+        self.logits = prefill(self._model, tokens, self.cache, attention_mask=self._mask)
         return self.logits
 
     def fork(self) -> BatchDecoder:
@@ -77,7 +88,12 @@ class PromptBatch:
     """A batch of prompts that the full cache has read."""
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, pad: int
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pad: int,
+        question: int = 0,
     ) -> None:
         """Read the prompts, shorter ones padded on the left.
 
@@ -85,20 +101,23 @@ class PromptBatch:
             model: An attached model.
             prompts: B of them.
             pad: The token to pad with.
+            question: Last tokens of every prompt, fewer than it has, that each cache reads later,
+                in a forward of their own.
         """
         width = max(map(len, prompts))
         rows = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
-        self._tokens = torch.tensor(rows, device=model.device)
-        mask = torch.arange(width, device=model.device) >= width - lengths[:, None]
-        self._mask = None if bool(mask.all()) else mask.long()
+        tokens = torch.tensor(rows, device=model.device)
+        mask = (torch.arange(width, device=model.device) >= width - lengths[:, None]).long()
+        self._tokens, self._question = tokens.split([width - question, question], dim=1)
+        self._mask = None if bool(mask.all()) else mask[:, : width - question]
         self._model = model
-        self._full = KVCache(model, make_cache(model, "full").spec, RecordingLayer)
-        self._logits = prefill(model, self._tokens, self._full, attention_mask=self._mask)
+        self._full = RecordingCache(model)
+        self._logits = self._read(self._full)
 
     def decoder(self) -> BatchDecoder:
         """The full cache itself, after the prompts; to be taken once."""
-        return BatchDecoder(self._model, self._full, self._logits, self._mask)
+        return self._ask(self._full, self._logits)
 
     def tell(self, cache: KVCache) -> BatchDecoder:
         """Let another cache hold the prompts.
@@ -108,10 +127,20 @@ class PromptBatch:
         """
         if len(cache.own_layers) < len(cache.layers):
             # Layers that are transformers' own cannot be told: the model reads once more.
-            prefill(self._model, self._tokens, cache, attention_mask=self._mask)
-            return BatchDecoder(self._model, cache, self._logits, self._mask)
+            return self._ask(cache, self._read(cache))
         replay(self._full, cache)
-        return BatchDecoder(self._model, cache, self._logits, self._mask)
+        return self._ask(cache, self._logits)
+
+    def _read(self, cache: KVCache) -> torch.Tensor:
+        """Run what comes before the questions into a cache."""
+        return prefill(self._model, self._tokens, cache, attention_mask=self._mask)
+
+    def _ask(self, cache: KVCache, logits: torch.Tensor) -> BatchDecoder:
+        """Let a cache that holds the rest read the questions."""
+        decoder = BatchDecoder(self._model, cache, logits, self._mask)
+        if self._question.shape[1] > 0:
+            decoder.read(self._question)
+        return decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ A batch of prompts is read by the full cache once. What follows, a text's contin
 cache's own answer, is then forced into each method's cache a token at a time, so that it evicts at
 every step, and its next-token distributions are compared. The one after the prompt itself is left
 out: it is computed while the prompt is still whole. Tasks are answered by each method, too.
+
+By protocol `aware` the question is in the prompt that a cache is cut after; by `agnostic` the cache
+is cut before, and reads the question and the answer's opening later, as a chat's next turn. What is
+compared is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -18,12 +22,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.api import make_cache
 from kvfold.cache import KVCache
 from kvfold.environment import environment
-from kvfold.evaluation.answers import find_fault
+from kvfold.evaluation.answers import find_fault, found_share
 from kvfold.evaluation.fidelity_batch import BatchRunner, Found, Reference
 from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
 from kvfold.evaluation.fidelity_settings import EVERYTHING, FULL, FidelitySettings, MethodSpec
 from kvfold.evaluation.prompt import require_positions
-from kvfold.evaluation.samples import SETS, VERSION, Sample, draw_samples
+from kvfold.evaluation.sample import Sample
+from kvfold.evaluation.samples import SETS, VERSION, draw_samples
 from kvfold.evict.layer import EvictingLayer
 from kvfold.models import fingerprint
 
@@ -44,7 +49,7 @@ class Subject:
     device: str
     """Where it ran."""
     samples: dict[str, str]
-    """By set, the hash of its samples."""
+    """By set, and length where there are several, the hash of its samples."""
     policies: dict[str, str]
     """By label, the hash of a learned policy's weights."""
 
@@ -75,6 +80,22 @@ class _Run:
     """Forked for each batch, so that a policy is read and its concerns are told once."""
     policy: str | None
     """Hash of a learned policy's weights."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Samples that are run together.
+
+    They are of one set and length. Where questions are read later, these have one length, too, so
+    that nothing has to be padded between a prompt and its question.
+    """
+
+    name: str
+    """What it is called in progress."""
+    length: int
+    """That the samples were made for."""
+    samples: list[Sample]
+    """One at least."""
 
 
 def evaluate(
@@ -115,8 +136,7 @@ def evaluate(
     """
     settings = settings or FidelitySettings()
     store = RowStore(Path(folder), resume=resume)
-    more = max(settings.tokens, settings.max_new_tokens)
-    require_positions(model, settings.length, more, "give a smaller length, or fewer new tokens")
+    _require_positions(model, settings)
     judge = _Judge(model, tokenizer, settings, store)
     rows = tuple(judge.judge(on_progress))
     return Fidelity(command, judge.subject(name), settings, rows)
@@ -134,11 +154,20 @@ class _Judge:
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._settings, self._store = settings, store
-        self._runner = BatchRunner(model, tokenizer, max_new_tokens=settings.max_new_tokens)
+        self._runner = BatchRunner(
+            model,
+            tokenizer,
+            max_new_tokens=settings.max_new_tokens,
+            protocol=settings.protocol,
+        )
         self._identity = fingerprint(model)
         pairs = ((MethodSpec(FULL, FULL), EVERYTHING), *settings.pairs)
         self._runs = [_prepare(model, spec, budget) for spec, budget in pairs]
-        self._samples = {each: self._draw(each) for each in settings.sets}
+        self._samples = {
+            (name, length): self._draw(name, length)
+            for name in settings.sets
+            for length in settings.lengths
+        }
 
     def subject(self, name: str) -> Subject:
         """The record of what is judged."""
@@ -147,7 +176,7 @@ class _Judge:
             fingerprint=self._identity,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
-            samples={each: _digest(samples) for each, samples in self._samples.items()},
+            samples={self._title(*each): _digest(found) for each, found in self._samples.items()},
             policies={run.spec.label: run.policy for run in self._runs if run.policy is not None},
         )
 
@@ -159,63 +188,94 @@ class _Judge:
                 if on_progress is not None:
                     on_progress(stage, (number + share) / len(batches))
         for run in self._runs:
-            for sample in (sample for batch in batches for sample in batch):
-                row = self._store.find(self._key(run, sample))
-                assert row is not None, "every batch has left its rows"
-                yield replace(row, method=run.spec.label)
+            for batch in batches:
+                for sample in batch.samples:
+                    row = self._store.find(self._key(run, sample, batch.length))
+                    assert row is not None, "every batch has left its rows"
+                    yield self._told(row, run, sample, batch)
 
-    def _draw(self, name: str) -> list[Sample]:
+    def _told(self, row: Row, run: _Run, sample: Sample, batch: _Batch) -> Row:
+        """A row as this evaluation calls it, which may be another's that has the same numbers."""
+        return replace(
+            row,
+            method=run.spec.label,
+            length=batch.length,
+            depth=sample.depth,
+            protocol=self._settings.protocol,
+        )
+
+    def _draw(self, name: str, length: int) -> list[Sample]:
         wanted = self._settings
         return draw_samples(
             self._tokenizer,
             name,
             wanted.samples,
-            length=wanted.length,
+            length=wanted.prompt_length(name, length),
             tokens=wanted.tokens,
             seed=wanted.seed,
+            depths=wanted.depths,
         )
 
-    def _batches(self) -> Iterator[list[Sample]]:
-        for samples in self._samples.values():
-            for start in range(0, len(samples), self._settings.batch):
-                yield samples[start : start + self._settings.batch]
+    def _title(self, name: str, length: int) -> str:
+        """What the samples of a set and a length are called."""
+        return name if len(self._settings.lengths) == 1 else f"{name} at {length}"
 
-    def _judge_batch(self, batch: Sequence[Sample]) -> Iterator[tuple[str, float]]:
+    def _batches(self) -> Iterator[_Batch]:
+        for (name, length), samples in self._samples.items():
+            size = self._settings.batch_at(length)
+            for alike in self._alike(samples):
+                for start in range(0, len(alike), size):
+                    own = alike[start : start + size]
+                    title = f"{self._title(name, length)} {_numbers(own)}"
+                    yield _Batch(title, length, own)
+
+    def _alike(self, samples: list[Sample]) -> list[list[Sample]]:
+        """Samples that may be run together, in order."""
+        if self._settings.protocol == "aware":
+            return [samples]
+        found: dict[int, list[Sample]] = {}
+        for sample in samples:
+            found.setdefault(sample.question, []).append(sample)
+        return list(found.values())
+
+    def _judge_batch(self, batch: _Batch) -> Iterator[tuple[str, float]]:
         """Run what has no rows yet, saying before each run which it is and what is done."""
         missing = [
             run
             for run in self._runs
-            if any(self._store.find(self._key(run, sample)) is None for sample in batch)
+            if any(self._find(run, sample, batch) is None for sample in batch.samples)
         ]
         if not missing:
             return
         full, *others = self._runs
-        where = f"{batch[0].set} {batch[0].index + 1} to {batch[-1].index + 1}"
-        yield f"{where}: {full.spec.label}", 0.0
-        reference = self._runner.refer(batch)
+        yield f"{batch.name}: {full.spec.label}", 0.0
+        reference = self._runner.refer(batch.samples)
         self._keep(full, batch, Found.of_full(reference), reference)
         for run in (run for run in others if run in missing):
             yield (
-                f"{where}: {run.spec.label} at {run.budget}",
+                f"{batch.name}: {run.spec.label} at {run.budget}",
                 self._runs.index(run) / len(self._runs),
             )
             found = self._runner.compare(run.empty.fork(), reference)
             self._keep(run, batch, found, reference)
 
-    def _keep(self, run: _Run, batch: Sequence[Sample], found: Found, reference: Reference) -> None:
+    def _find(self, run: _Run, sample: Sample, batch: _Batch) -> Row | None:
+        return self._store.find(self._key(run, sample, batch.length))
+
+    def _keep(self, run: _Run, batch: _Batch, found: Found, reference: Reference) -> None:
         """Write the rows of one run."""
         self._store.add(
-            self._row(run, sample, found, reference, number) for number, sample in enumerate(batch)
+            self._row(run, batch, found, reference, number) for number in range(len(batch.samples))
         )
 
     def _row(
-        self, run: _Run, sample: Sample, found: Found, reference: Reference, number: int
+        self, run: _Run, batch: _Batch, found: Found, reference: Reference, number: int
     ) -> Row:
-        report = found.report
+        sample, report = batch.samples[number], found.report
         answer = found.answers[number] if found.answers else None
         expected = reference.answers[number] if reference.answers else None
         text = None if answer is None else self._text(answer.tokens)
-        right = None if text is None else SETS[sample.set].is_right(sample.expected, text)
+        right, share = _judged(sample, text)
         fault = None
         if answer is not None and expected is not None:
             fault = find_fault(
@@ -225,10 +285,13 @@ class _Judge:
                 full_is_cut=expected.is_cut,
             )
         return Row(
-            key=self._key(run, sample),
+            key=self._key(run, sample, batch.length),
             set=sample.set,
             kind=sample.kind,
             index=sample.index,
+            length=batch.length,
+            depth=sample.depth,
+            protocol=self._settings.protocol,
             method=run.spec.label,
             budget=run.budget,
             prompt_tokens=len(sample.prompt),
@@ -237,19 +300,23 @@ class _Judge:
             answer=text,
             answer_tokens=None if answer is None else len(answer.tokens),
             is_right=right,
+            found=share,
             fault=fault,
             tokens_kept=round(fmean(report.tokens_kept)),
             bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,
+            bytes_fast=report.bytes_fast // report.rows,
             bytes_full=report.bytes_full // report.rows,
         )
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
-    def _key(self, run: _Run, sample: Sample) -> str:
+    def _key(self, run: _Run, sample: Sample, length: int) -> str:
         """Hash of all that the numbers depend on; the label is not among it."""
+        late = self._settings.protocol == "agnostic" and sample.question > 0
         return key_of(
-            {
+            ({"question": sample.question} if late else {})
+            | {
                 "version": VERSION,
                 "model": self._identity,
                 "dtype": str(self._model.dtype),
@@ -258,16 +325,41 @@ class _Judge:
                 "options": run.spec.options,
                 "policy": run.policy,
                 "budget": run.budget,
-                "sample": asdict(sample),
-                "length": self._settings.length,
+                "sample": sample.facts(),
+                "length": length,
                 "seed": self._settings.seed,
                 "max_new_tokens": self._settings.max_new_tokens,
             }
         )
 
 
+def _judged(sample: Sample, answer: str | None) -> tuple[bool | None, float | None]:
+    """Whether an answer is right, and, where all is wanted, the share that it has."""
+    if answer is None:
+        return None, None
+    kind = SETS[sample.set]
+    share = found_share(sample.expected, answer) if kind.wants_all else None
+    return kind.is_right(sample.expected, answer), share
+
+
+def _numbers(samples: Sequence[Sample]) -> str:
+    """Which samples of a set these are, from 1."""
+    first, last = samples[0].index + 1, samples[-1].index + 1
+    if last - first == len(samples) - 1:
+        return f"{first} to {last}"
+    return ", ".join(str(sample.index + 1) for sample in samples)
+
+
 def _digest(samples: Sequence[Sample]) -> str:
-    return key_of({"samples": [asdict(sample) for sample in samples]})
+    return key_of({"samples": [sample.facts() for sample in samples]})
+
+
+def _require_positions(model: PreTrainedModel, settings: FidelitySettings) -> None:
+    """Refuse prompts that the model has no positions for, with what follows them."""
+    for length in settings.lengths:
+        for name in settings.sets:
+            prompt, more = settings.prompt_length(name, length), settings.tokens_after(name)
+            require_positions(model, prompt, more, "give a smaller length, or fewer new tokens")
 
 
 def _prepare(model: PreTrainedModel, spec: MethodSpec, budget: str) -> _Run:

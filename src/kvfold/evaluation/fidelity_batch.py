@@ -17,7 +17,7 @@ from kvfold.evaluation.batch_decoding import (
     answer_greedily,
 )
 from kvfold.evaluation.generation import stop_tokens
-from kvfold.evaluation.samples import Sample
+from kvfold.evaluation.sample import Protocol, Sample
 from kvfold.ops.divergence import kl_divergence
 
 
@@ -67,7 +67,12 @@ class BatchRunner:
     """Runs caches over batches of samples, all of a batch of one kind."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_new_tokens: int,
+        protocol: Protocol = "aware",
     ) -> None:
         """Note what is run.
 
@@ -75,8 +80,10 @@ class BatchRunner:
             model: An attached model.
             tokenizer: Its tokenizer.
             max_new_tokens: Most tokens of an answer.
+            protocol: Whether questions are read with the rest or later; all of a batch have one
+                length if later.
         """
-        self._model = model
+        self._model, self._protocol = model, protocol
         self._limit = max_new_tokens
         self._stop = stop_tokens(model, tokenizer)
         pad = tokenizer.pad_token_id
@@ -84,7 +91,12 @@ class BatchRunner:
 
     def refer(self, samples: Sequence[Sample]) -> Reference:
         """Let the full cache read a batch, and continue it."""
-        prompts = PromptBatch(self._model, [sample.prompt for sample in samples], pad=self._pad)
+        prompts = PromptBatch(
+            self._model,
+            [sample.prompt for sample in samples],
+            pad=self._pad,
+            question=samples[0].question if self._protocol == "agnostic" else 0,
+        )
         decoder = prompts.decoder()
         report = decoder.cache.report()
         follow = [sample.continuation or [] for sample in samples]

@@ -1,34 +1,56 @@
-"""An evaluation of fidelity as files: numbers, tables and a chart, all whole or not there."""
+"""An evaluation of fidelity as files: numbers, tables and charts, all whole or not there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kvfold.artifacts import json_text, write_files
 from kvfold.evaluation.fidelity_chart import draw
+from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
 from kvfold.evaluation.fidelity_report import Report
 from kvfold.evaluation.fidelity_tables import markdown
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write `eval.json`, `eval.md` and `eval.png`.
+    """Write `eval.json`, `eval.md`, `eval.png`, and `SET.png` where needles have named depths.
 
     Args:
         report: An evaluation with its statistics.
         folder: Where to; made if missing.
 
     Returns:
-        The three paths.
+        The paths.
 
     Raises:
         ArtifactError: When the folder cannot be written to.
     """
-    numbers, text, chart = json_text(report.to_dict()), markdown(report), draw(report)
+    texts = {"eval.json": json_text(report.to_dict()), "eval.md": markdown(report)}
+    pictures = {"eval.png": draw(report), **_heatmaps(report)}
     return write_files(
         folder,
-        {
-            "eval.json": lambda path: path.write_text(numbers, encoding="utf-8"),
-            "eval.md": lambda path: path.write_text(text, encoding="utf-8"),
-            "eval.png": lambda path: path.write_bytes(chart),
-        },
+        {name: _text_writer(text) for name, text in texts.items()}
+        | {name: _picture_writer(picture) for name, picture in pictures.items()},
     )
+
+
+def _heatmaps(report: Report) -> dict[str, bytes]:
+    """Pictures by file name."""
+    fidelity = report.fidelity
+    model, protocol = fidelity.subject.model, fidelity.settings.protocol
+    return {
+        f"{name}.png": draw_heatmap(
+            fidelity.rows,
+            name,
+            title=f"{name} by depth and length: right answers of {model}, protocol {protocol}",
+        )
+        for name in sets_with_depths(fidelity.rows)
+    }
+
+
+def _text_writer(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def _picture_writer(picture: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(picture)

@@ -10,6 +10,7 @@ import torch
 
 from kvfold.evaluation.answers import FAULTS
 from kvfold.evaluation.fidelity import Fidelity
+from kvfold.evaluation.fidelity_grid import Cell, grid
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.statistics import Interval
@@ -19,13 +20,16 @@ FORMAT = 1
 ALL = "all"
 """The group of every sample."""
 
+_SampleId = tuple[str, int, int]
+"""Set, length and place in the set."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One method at one budget over a group of samples."""
 
     group: str
-    """A set, `text`, `task`, or `all`."""
+    """A set, a set at a length, `text`, `task`, or `all`."""
     method: str
     """Its label."""
     budget: str
@@ -57,7 +61,7 @@ class Difference:
     """The baseline against another method at one budget, sample by sample."""
 
     group: str
-    """A set, `text`, `task`, or `all`."""
+    """A set, a set at a length, `text`, `task`, or `all`."""
     budget: str
     """What both may keep."""
     method: str
@@ -82,10 +86,15 @@ class Difference:
 
 
 def groups(rows: Iterable[Row]) -> dict[str, Callable[[Row], bool]]:
-    """Groups of samples by name: every set, every kind, and all."""
+    """Groups of samples by name: every set, also by length if there are several, kind, and all."""
+    rows = list(rows)
     sets, kinds = {row.set: None for row in rows}, {row.kind: None for row in rows}
-    by_set = {name: _in_set(name) for name in sets}
-    return {**by_set, **{kind: _of_kind(kind) for kind in kinds}, ALL: lambda _: True}
+    lengths = {row.length: None for row in rows}
+    found = {name: _in_set(name) for name in sets}
+    if len(lengths) > 1:
+        pairs = [(name, length) for name in sets for length in lengths]
+        found |= {f"{name} at {length}": _in_set(name, length) for name, length in pairs}
+    return {**found, **{kind: _of_kind(kind) for kind in kinds}, ALL: lambda _: True}
 
 
 def summarize(rows: Sequence[Row], *, seed: int) -> list[Summary]:
@@ -98,7 +107,7 @@ def summarize(rows: Sequence[Row], *, seed: int) -> list[Summary]:
     found = []
     for group, belongs in groups(rows).items():
         inside = [row for row in rows if belongs(row)]
-        full = {(row.set, row.index): row for row in inside if row.method == FULL}
+        full = {_sample(row): row for row in inside if row.method == FULL}
         for (method, budget), own in _by_run(inside).items():
             found.append(_summary(group, method, budget, own, full, seed))
     return found
@@ -135,6 +144,8 @@ class Report:
     """By group, method and budget."""
     differences: tuple[Difference, ...]
     """By group, budget and method; empty without a baseline."""
+    cells: tuple[Cell, ...]
+    """Tasks by set, length, method and budget."""
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain data."""
@@ -146,6 +157,7 @@ class Report:
             "environment": self.fidelity.environment,
             "summaries": [asdict(each) for each in self.summaries],
             "differences": [each.to_dict() for each in self.differences],
+            "grid": [each.to_dict() for each in self.cells],
             "rows": [row.to_dict() for row in self.fidelity.rows],
         }
 
@@ -155,7 +167,8 @@ def report_of(fidelity: Fidelity) -> Report:
     rows, settings = fidelity.rows, fidelity.settings
     baseline = settings.compared_with
     compared = [] if baseline is None else differences(rows, baseline, seed=settings.seed)
-    return Report(fidelity, tuple(summarize(rows, seed=settings.seed)), tuple(compared))
+    summaries = summarize(rows, seed=settings.seed)
+    return Report(fidelity, tuple(summaries), tuple(compared), tuple(grid(rows)))
 
 
 def _summary(
@@ -163,12 +176,12 @@ def _summary(
     method: str,
     budget: str,
     rows: Sequence[Row],
-    full: dict[tuple[str, int], Row],
+    full: dict[_SampleId, Row],
     seed: int,
 ) -> Summary:
     distances = [row.kl for row in rows if row.kl is not None]
     tasks = [row for row in rows if row.is_right is not None]
-    references = [full[row.set, row.index] for row in tasks]
+    references = [full[_sample(row)] for row in tasks]
     score, best = _share(row.is_right for row in tasks), _share(r.is_right for r in references)
     known = [row for row, r in zip(tasks, references, strict=True) if r.is_right]
     return Summary(
@@ -198,9 +211,9 @@ def _by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def _paired(own: Iterable[Row], others: Iterable[Row]) -> Iterator[float]:
     """Differences in KL, sample by sample."""
-    theirs = {(row.set, row.index): row.kl for row in others}
+    theirs = {_sample(row): row.kl for row in others}
     for row in own:
-        other = theirs.get((row.set, row.index))
+        other = theirs.get(_sample(row))
         if row.kl is not None and other is not None:
             yield row.kl - other
 
@@ -226,8 +239,12 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(found) if found else None
 
 
-def _in_set(name: str) -> Callable[[Row], bool]:
-    return lambda row: row.set == name
+def _sample(row: Row) -> _SampleId:
+    return row.set, row.length, row.index
+
+
+def _in_set(name: str, length: int | None = None) -> Callable[[Row], bool]:
+    return lambda row: row.set == name and length in (None, row.length)
 
 
 def _of_kind(kind: str) -> Callable[[Row], bool]:

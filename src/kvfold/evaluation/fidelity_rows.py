@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
 from kvfold.artifacts import write_files
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.evaluation.answers import Fault
+from kvfold.evaluation.sample import Protocol
 
 FILE = "results.jsonl"
 """Name of the file in its folder: one sample, method and budget a line."""
@@ -29,6 +30,12 @@ class Row:
     """`text` or `task`."""
     index: int
     """The sample's place in the set."""
+    length: int = 0
+    """Tokens that the sample was made for, at most."""
+    depth: float | None = None
+    """Where its needle stands, from 0 to 1, if it was named."""
+    protocol: Protocol = "aware"
+    """Whether the cache was cut after it had read the question, or before."""
     method: str
     """Label of the method."""
     budget: str
@@ -45,12 +52,16 @@ class Row:
     """Its length."""
     is_right: bool | None
     """Whether it is right."""
+    found: float | None = None
+    """Share of what is expected that it has, where all is wanted."""
     fault: Fault | None
     """What is wrong with it, if it is not."""
     tokens_kept: int
     """After the prompt: most tokens that a row of the batch holds in a layer."""
     bytes_held: int
     """After the prompt: all bytes of the batch's cache, a row."""
+    bytes_fast: int
+    """After the prompt: those on the tier that attention reads."""
     bytes_full: int
     """Keys and values that a full cache would hold of the batch, a row."""
 
@@ -70,12 +81,17 @@ class Row:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, object]) -> Row:
-        """Read what `to_dict` wrote.
+        """Read what `to_dict` wrote, now or before rows had lengths, depths, protocols and tiers.
 
         Raises:
-            KeyError: When something is missing.
+            KeyError: When something else is missing.
         """
-        values = {each.name: document[each.name] for each in fields(cls)}
+        known = {"bytes_fast": document["bytes_held"], **document}
+        values = {
+            each.name: known[each.name]
+            for each in fields(cls)
+            if each.default is MISSING or each.name in known
+        }
         return cls(**values)  # pyright: ignore[reportArgumentType]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import get_args
 
 from kvfold.budget import Budget
 from kvfold.cache import METHODS
 from kvfold.errors import ConfigError
+from kvfold.evaluation.sample import Protocol
 from kvfold.evaluation.samples import SETS, default_sets
 from kvfold.evict import POLICIES
 
@@ -16,6 +18,9 @@ FULL = "full"
 """The reference: always measured, and the name of its rows."""
 PREFERRED = "distill"
 """The method that the others are compared with where it is among them."""
+BATCH_TOKENS = 8192
+"""Most tokens of all prompts of a batch: at 110 KB a token of the default model, about 1 GB of
+queries, keys and values."""
 EVERYTHING = str(Budget(1.0, "ratio"))
 """The budget of what keeps everything."""
 
@@ -83,14 +88,18 @@ class FidelitySettings:
     """Names from `kvfold.evaluation.samples.SETS`."""
     samples: int = 16
     """Of each set."""
-    length: int = 768
-    """Tokens of a prompt."""
+    lengths: tuple[int, ...] = (768,)
+    """Tokens of a prompt, at most; with protocol `agnostic`, of prompt and answer together."""
     tokens: int = 32
     """Tokens of a text's continuation."""
     max_new_tokens: int = 32
     """Most tokens of an answer."""
+    protocol: Protocol = "aware"
+    """Whether caches are cut after they have read the question, or before."""
+    depths: int | None = None
+    """Number of depths, evenly from 0 to 1, at which needles stand in turn; anywhere without it."""
     batch: int = 8
-    """Samples that are run together."""
+    """Samples that are run together, at most."""
     seed: int = 0
     """Of the samples and the intervals."""
     baseline: str | None = None
@@ -98,14 +107,21 @@ class FidelitySettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, before anything long starts."""
-        for name in ("samples", "length", "tokens", "max_new_tokens", "batch"):
-            if (value := getattr(self, name)) < 1:
+        numbers = [
+            *((name, getattr(self, name)) for name in ("samples", "tokens", "max_new_tokens")),
+            *(("length", length) for length in self.lengths),
+            ("batch", self.batch),
+        ]
+        for name, value in numbers:
+            if value < 1:
                 raise ConfigError(f"{name.replace('_', ' ')}: {value} is below 1: give at least 1")
         if not self.judged:
             raise ConfigError("no method is named: give at least one besides full, such as snapkv")
         _once([spec.label for spec in self.judged], "method")
         _once([str(Budget.parse(budget)) for budget in self.budgets], "budget")
         _once(self.sets, "set")
+        _once(list(map(str, self.lengths)), "length")
+        self._check_protocol()
         for name in self.sets:
             SETS[name]
         for budget in self.budgets:
@@ -119,6 +135,38 @@ class FidelitySettings:
             raise ConfigError(
                 f"baseline {self.baseline!r} is not measured: choose from {', '.join(labels)}"
             )
+
+    def _check_protocol(self) -> None:
+        if self.protocol not in get_args(Protocol):
+            raise ConfigError(
+                f"protocol {self.protocol!r} is not one of {', '.join(get_args(Protocol))}"
+            )
+        if self.depths is not None and self.depths < 2:
+            raise ConfigError(f"depths: {self.depths} is below 2: give the two ends at least")
+
+    def prompt_length(self, name: str, length: int) -> int:
+        """Tokens that a prompt of a set may have.
+
+        Raises:
+            ConfigError: When what follows it takes all of the length.
+        """
+        if self.protocol == "aware":
+            return length
+        room = length - self.tokens_after(name)
+        if room < 1:
+            raise ConfigError(
+                f"length {length} leaves no room for a prompt before {self.tokens_after(name)} "
+                "more tokens: give a greater length, or fewer new tokens"
+            )
+        return room
+
+    def tokens_after(self, name: str) -> int:
+        """Most tokens that follow a prompt of a set."""
+        return self.tokens if SETS[name].kind == "text" else self.max_new_tokens
+
+    def batch_at(self, length: int) -> int:
+        """Samples of a length that are run together, so that what they hold stays bounded."""
+        return min(self.batch, max(1, BATCH_TOKENS // length))
 
     @property
     def judged(self) -> tuple[MethodSpec, ...]:

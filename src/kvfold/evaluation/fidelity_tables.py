@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvfold.evaluation.fidelity_grid import Cell
 from kvfold.evaluation.fidelity_report import Difference, Report, Summary
-from kvfold.evaluation.statistics import Interval
+from kvfold.evaluation.statistics import Interval, Share
 
 COLUMNS = (
     "method",
@@ -24,6 +25,25 @@ COLUMNS = (
 """Of a table of one group."""
 DIFFERENCE_COLUMNS = ("group", "budget", "method", "other", "KL less the other's (95 %)", "so")
 """Of the table of differences."""
+GRID_COLUMNS = (
+    "length",
+    "method",
+    "budget",
+    "right",
+    "share (95 %)",
+    "of full",
+    "found",
+    "fast",
+    "slow",
+)
+"""Of a table of one set's answers by length."""
+GRID_LEGEND = (
+    "right: answers that are, of all; share: the same with its Wilson interval; of full: the same "
+    "as a share of the full cache's; found: share of the numbers asked for, where all of several "
+    "are; fast, slow: bytes on the tier that attention reads and on the other, everything counted, "
+    "as shares of a full cache's after the prompt."
+)
+"""What the columns mean."""
 LEGEND = (
     "KL: nats from the full cache's next-token distribution, mean over samples and its bootstrap "
     "interval, eviction at every decoded token; top-1: share of tokens on whose likeliest "
@@ -62,6 +82,36 @@ def difference_rows(differences: Iterable[Difference]) -> list[tuple[str, ...]]:
     ]
 
 
+def grid_rows(cells: Iterable[Cell]) -> list[tuple[str | None, ...]]:
+    """Cells of one set's table by length, in the order of `GRID_COLUMNS`."""
+    return [
+        (
+            "all" if each.length is None else str(each.length),
+            each.method,
+            each.budget,
+            f"{each.answers.right} of {each.answers.count}",
+            _share(each.answers),
+            _percent(each.share_of_full),
+            _percent(each.found),
+            _percent(each.bytes_fast),
+            _percent(each.bytes_slow),
+        )
+        for each in cells
+    ]
+
+
+def grids(report: Report) -> dict[str, list[Cell]]:
+    """Cells by what stands above their table; none unless lengths, depths or questions differ."""
+    settings = report.fidelity.settings
+    if len(settings.lengths) == 1 and settings.depths is None and settings.protocol == "aware":
+        return {}
+    found: dict[str, list[Cell]] = {}
+    for each in report.cells:
+        title = f"{each.set}, right answers by length, protocol {settings.protocol}"
+        found.setdefault(title, []).append(each)
+    return found
+
+
 def by_group(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
     """Summaries by group, in order."""
     found: dict[str, list[Summary]] = {}
@@ -82,14 +132,19 @@ def markdown(report: Report) -> str:
     parts = [
         "# Fidelity to the full cache",
         f"Model {subject.model} ({subject.dtype} on {subject.device}), prompts of up to "
-        f"{settings.length} tokens, {settings.samples} samples a set, {settings.tokens} forced "
-        f"tokens a text, answers of up to {settings.max_new_tokens} tokens, seed {settings.seed}; "
-        f"kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
+        f"{_listed(settings.lengths)} tokens, protocol {settings.protocol}, {settings.samples} "
+        f"samples a set{' and length' if len(settings.lengths) > 1 else ''}, {settings.tokens} "
+        f"forced tokens a text, answers of up to {settings.max_new_tokens} tokens, seed "
+        f"{settings.seed}; kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
         f"```\n{report.fidelity.command}\n```",
     ]
     for group, summaries in by_group(report.summaries).items():
         parts += [f"## {title_of(group, summaries)}", _table(COLUMNS, summary_rows(summaries))]
     parts.append(LEGEND)
+    for title, cells in grids(report).items():
+        parts += [f"## {title}", _table(GRID_COLUMNS, grid_rows(cells))]
+    if grids(report):
+        parts.append(GRID_LEGEND)
     if report.differences:
         parts.append(f"## {settings.compared_with} against the others, sample by sample")
         parts.append(_table(DIFFERENCE_COLUMNS, difference_rows(report.differences)))
@@ -104,8 +159,18 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
     )
 
 
+def _listed(lengths: Sequence[int]) -> str:
+    *rest, last = map(str, lengths)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
 def _interval(interval: Interval) -> str:
     return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"
+
+
+def _share(share: Share) -> str:
+    low, high = share.bounds
+    return f"{share.mean:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _percent(share: float | None) -> str | None:

@@ -9,7 +9,8 @@ import torch
 
 from kvfold.attention.grouped import attention_probabilities
 from kvfold.budget import Budget
-from kvfold.cache.layer import CacheLayer, Forward
+from kvfold.cache.forward import Forward
+from kvfold.cache.layer import CacheLayer
 from kvfold.cache.slots import Slots, headroom
 from kvfold.evict.allowance import row_allowance
 from kvfold.evict.policy import NewTokens, Observation, Policy, Scope

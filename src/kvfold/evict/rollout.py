@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from kvfold.budget import Budget
 from kvfold.cache import CACHE_KEYWORD, CacheLayer, CacheSpec, KVCache, Outcome, Slots, prefill
-from kvfold.cache.replay import RecordingLayer, replay
+from kvfold.cache.replay import RecordingCache, replay
 from kvfold.evict.build import evicting_layers, layer_maker
 from kvfold.evict.importance import head_importance
 from kvfold.evict.layer import EvictingLayer, Eviction
@@ -161,7 +161,7 @@ class Text:
         self.model = model
         tokens = tokens.to(model.device)
         self.prompt, self.continuation = tokens[:-continuation], tokens[-continuation:]
-        self._full = KVCache(model, CacheSpec("full"), RecordingLayer)
+        self._full = RecordingCache(model)
         prefill(model, self.prompt[None], self._full)
         self.expected = _logits(model, self._full.fork(), self.continuation[None])[0]
 
@@ -193,7 +193,7 @@ class Text:
 class Student:
     """A cache that holds a prompt whole, and prunings of it."""
 
-    def __init__(self, text: Text, full: KVCache, keeping: Keeping, plan: HeadPlan) -> None:
+    def __init__(self, text: Text, full: RecordingCache, keeping: Keeping, plan: HeadPlan) -> None:
         """Let a new cache hear the prompt; `Text.student` does."""
         self._text, self._plan = text, plan
         self._sampler = _Sampler(keeping.scope)
