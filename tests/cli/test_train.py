@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 import kvfold
 from kvfold.cli.app import run
-from kvfold.cli.train import _folder
+from kvfold.cli.train_place import folder_for
 from kvfold.errors import ConfigError
 from kvfold.evict.artifact import FILE, PolicyArtifact
 from kvfold.evict.train import CURVE
@@ -126,10 +126,10 @@ def test_an_interruption_before_the_first_step_leaves_nothing_to_go_on_with(
 
 def test_of_several_processes_the_first_tries_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert _folder("text.txt") == Path("text.txt")
+    assert folder_for("text.txt") == Path("text.txt")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match="cannot write to the folder"):
-        _folder("text.txt")
+        folder_for("text.txt")
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvfold.cli.checks import check_model
 from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
-from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
+from kvfold.cli.train_place import (
+    EveryOption,
+    OutOption,
+    Place,
+    RateOption,
+    ResumeOption,
+    SeedOption,
+    SinksOption,
+    TextsOption,
+    ValidationOption,
+    folder_for,
+    is_main,
+    this_command,
+)
+from kvfold.cli.train_sekv import sekv
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from kvfold.evict.learner import DistillSettings
     from kvfold.evict.train import TrainedPolicy
     from kvfold.training import Progress, TrainingSettings
 
 app = typer.Typer(help="Learn what a method needs, for a model of your own.", no_args_is_help=True)
 
-OutOption = Annotated[
-    str, typer.Option(help="Folder of checkpoint, policy and picture.", metavar="DIR")
-]
-TextsOption = Annotated[
-    str,
-    typer.Option(
-        help="What to train on, a comma between several: text files, .jsonl files "
-        "(file.jsonl:field), folders, data sets (hf:name/config:split:field), or the built-in "
-        "`default`, `reference`, `retrieval`, `arithmetic`; a weight may follow, as in default=3."
-    ),
-]
 StepsOption = Annotated[int, typer.Option(help="Prompts to learn from, one a step.")]
 RankerOption = Annotated[
     int, typer.Option(help="Texts to which a supervised ranker is fitted first; 0 for none.")
@@ -60,13 +57,7 @@ ImportanceOption = Annotated[
 FeaturesOption = Annotated[str, typer.Option(help="What the policy may look at.")]
 EntropyOption = Annotated[float, typer.Option(help="Weight of the draw's entropy.")]
 ClipOption = Annotated[float, typer.Option(help="A token's divergence counts up to so much.")]
-SinksOption = Annotated[int, typer.Option(help="First tokens that always stay.")]
 RecentOption = Annotated[int, typer.Option(help="Last tokens that always stay.")]
-RateOption = Annotated[float, typer.Option(help="Of AdamW; falls by a cosine.")]
-ValidationOption = Annotated[int, typer.Option(help="Held-out excerpts of a validation.")]
-EveryOption = Annotated[int, typer.Option(help="Steps between validations and checkpoints.")]
-SeedOption = Annotated[int, typer.Option(help="Of weights, texts and draws.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
 
 
 @app.callback()
@@ -109,56 +100,22 @@ def distill(
     `policy` in `kvfold.make_cache` takes the folder; --resume goes on after an interruption.
     """
     check_model(model, dtype)
-    folder = _folder(out)
+    folder = folder_for(out)
     settings, method = _settings(locals())
     if length <= horizon + sinks + recent:
         raise ConfigError(
             f"excerpts of {length} tokens leave no prompt before {horizon} scored ones, with "
             f"{sinks} first and {recent} last ones protected: give a greater --length"
         )
-    where = _Place(model, dtype, device, folder, resume)
+    where = Place(model, dtype, device, folder, resume)
     where.check()
-    try:
+    with where.open():
         trained = _run(where, listed(texts), length, settings, method)
-    except KeyboardInterrupt:
-        where.say_how_to_go_on()
-        raise
-    if _is_main():
+    if is_main():
         _show(trained, json_output=json_output)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What is trained for, and where it goes."""
-
-    model: str
-    dtype: str | None
-    device: str | None
-    out: Path
-    resume: bool
-
-    def check(self) -> None:
-        """Refuse a folder that holds another run, or none to resume."""
-        from kvfold.training.checkpoint import find_checkpoint
-
-        find_checkpoint(self.out, resume=self.resume)
-
-    def say_how_to_go_on(self) -> None:
-        """Say what an interrupted run left behind."""
-        from kvfold.training.checkpoint import CHECKPOINT
-
-        if (self.out / CHECKPOINT).exists():
-            note(f"{self.out} holds the run so far: the same command with --resume goes on with it")
-
-
-def _folder(out: str) -> Path:
-    # One process checks: those of `accelerate launch` would meet in the folder tried and removed.
-    return output_folder(out) if _is_main() else Path(out)
-
-
-def _is_main() -> bool:
-    """Whether this is the only process, or the first of those of `accelerate launch`."""
-    return os.environ.get("RANK", "0") == "0"
+app.command()(sekv)
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettings]:
@@ -190,20 +147,17 @@ def _settings(given: Mapping[str, Any]) -> tuple[TrainingSettings, DistillSettin
 
 
 def _run(
-    where: _Place,
+    where: Place,
     texts: tuple[str, ...],
     length: int,
     settings: TrainingSettings,
     method: DistillSettings,
 ) -> TrainedPolicy:
-    from accelerate import PartialState
-
     from kvfold.evict.train import train_policy
     from kvfold.training import open_corpus
 
-    accelerator = _accelerator() if PartialState().num_processes > 1 else None
-    device = where.device if accelerator is None else str(accelerator.device)
-    loaded, tokenizer = load(where.model, where.dtype, device)
+    accelerator = where.accelerator()
+    loaded, tokenizer = load(where.model, where.dtype, where.device_for(accelerator))
     corpus = open_corpus(texts, tokenizer, length=length, seed=settings.seed)
     with progress() as report:
         return train_policy(
@@ -213,18 +167,12 @@ def _run(
             settings,
             method,
             name=where.model,
-            command=shlex.join(["kvfold", *sys.argv[1:]]),
+            command=this_command(),
             resume=where.resume,
             on_progress=lambda at: report(_line(at), at.step / at.total),
             on_preparation=report,
             accelerator=accelerator,
         )
-
-
-def _accelerator() -> Accelerator:
-    from accelerate import Accelerator
-
-    return Accelerator()
 
 
 def _shares(text: str) -> tuple[float, ...]:
