@@ -1,0 +1,54 @@
+"""Masked diffusion language models, and caches that recompute only what they must."""
+
+from kvfold.diffusion.budget import CURVES, BudgetCurve
+from kvfold.diffusion.caches import (
+    CACHES,
+    PRESETS,
+    DelayedCache,
+    DiffusionCache,
+    DualCache,
+    NoCache,
+    PrefixCache,
+    SpaCache,
+    ValueCache,
+    make_cache,
+)
+from kvfold.diffusion.calibrate import Calibration, calibrate, fit_curve
+from kvfold.diffusion.generate import Frame, Generation, Writing, generate, stream
+from kvfold.diffusion.model import DiffusionModel
+from kvfold.diffusion.samplers import SAMPLERS, DreamSampler, LLaDASampler, Sampler
+from kvfold.diffusion.shape import DecoderShape, Traits
+from kvfold.diffusion.tokenizer import load_tokenizer
+from kvfold.diffusion.work import DiffusionReport
+
+__all__ = [
+    "CACHES",
+    "CURVES",
+    "PRESETS",
+    "SAMPLERS",
+    "BudgetCurve",
+    "Calibration",
+    "DecoderShape",
+    "DelayedCache",
+    "DiffusionCache",
+    "DiffusionModel",
+    "DiffusionReport",
+    "DreamSampler",
+    "DualCache",
+    "Frame",
+    "Generation",
+    "LLaDASampler",
+    "NoCache",
+    "PrefixCache",
+    "Sampler",
+    "SpaCache",
+    "Traits",
+    "ValueCache",
+    "Writing",
+    "calibrate",
+    "fit_curve",
+    "generate",
+    "load_tokenizer",
+    "make_cache",
+    "stream",
+]
