@@ -36,11 +36,14 @@ def test_what_is_no_budget_is_refused(budget: float | str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strength": 3}, "no option 'strength': choose from deviations, directions, gates, longest"),
+        (
+            {"strength": 3},
+            "no option 'strength': choose from deviations, directions, disk, factors",
+        ),
         ({"scope": "head"}, "no option 'scope'"),
-        ({"longest": 15}, "longest is 15: give from shortest, 16, to 1024"),
+        ({"longest": 7}, "longest is 7: give from shortest, 8, to 1024"),
         ({"longest": 10**9}, "longest is 1000000000: give from"),
-        ({"shortest": 33}, "longest is 32: give from shortest, 33"),
+        ({"shortest": 17}, "longest is 16: give from shortest, 17"),
         ({"shortest": 0}, "shortest is 0, give a whole number of at least 1"),
         ({"longest": 1, "shortest": 1}, "longest is 1, give a whole number of at least 2"),
         ({"directions": 0}, "directions is 0, give a whole number of at least 2"),
@@ -73,7 +76,9 @@ def test_no_more_directions_than_a_key_has_dims():
     held = kvfold.make_cache(attached(), "sekv")
     assert layers_of(held)[0].resolution.directions == 16
     assert layers_of(kvfold.make_cache(wide(), "sekv"))[0].resolution.directions == 24
-    assert layers_of(kvfold.make_cache(wide(), "sekv", directions=32))[0].resolution.directions == 32
+    assert (
+        layers_of(kvfold.make_cache(wide(), "sekv", directions=32))[0].resolution.directions == 32
+    )
 
 
 @pytest.mark.parametrize("directions", [2, 7, 32])
@@ -95,7 +100,7 @@ def test_the_options_arrive():
         wide(), "sekv", budget="30%", directions=6, shortest=8, longest=24, slow="exact"
     )
     how = layers_of(held)[0].resolution
-    assert (how.share, how.directions, how.shortest, how.longest) == (0.3, 6, 8, 24)
+    assert (how.share, how.directions, how.step, how.longest) == (0.3, 6, 16, 24)
     assert how.dtype is None
     assert layers_of(kvfold.make_cache(wide(), "sekv"))[0].resolution.dtype == torch.float16
     assert len(layers_of(held)) == 2

@@ -64,9 +64,9 @@ class ZoomSettings:
     """Standard deviations above the mean surprisal from which a token is an anchor."""
     most_anchors: float = 0.01
     """Share of the tokens that may be anchors."""
-    shortest: int = 16
+    shortest: int = 8
     """Tokens of the shortest span; shorter runs stay exact."""
-    longest: int = 32
+    longest: int = 16
     """Tokens of the longest span."""
 
     @property

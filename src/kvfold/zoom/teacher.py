@@ -47,9 +47,9 @@ class Dividing:
     """Standard deviations above the mean surprisal so far from which a token is an anchor."""
     most_anchors: float = 0.01
     """Share of the tokens so far, the most surprising, among which an anchor is."""
-    shortest: int = 16
+    shortest: int = 8
     """Tokens of the shortest span; shorter runs stay exact."""
-    longest: int = 32
+    longest: int = 16
     """Tokens of the longest span; longer runs are cut into such."""
 
 
