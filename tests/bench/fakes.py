@@ -56,6 +56,8 @@ class FakeRunner:
             tokens_kept=[kept, kept, kept],
             cache_bytes=10 * kept,
             full_bytes=10 * request.context,
+            slow_bytes=2048 if request.subject == "sekv" else 0,
+            moved_bytes=1024 if request.subject == "sekv" else 0,
         )
 
 

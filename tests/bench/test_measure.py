@@ -58,6 +58,9 @@ def test_a_text_longer_than_the_model_can_read(saved: Saved, subject: str, tmp_p
     assert found is not None
     assert found.tokens_seen == 3003
     assert found.full_bytes == 3003 * TOKEN_BYTES
+    has_tiers = subject == "sekv"
+    assert (0 < found.slow_bytes < found.cache_bytes) == has_tiers
+    assert (found.moved_bytes > 0) == has_tiers
 
 
 def test_layers_that_are_not_ours_cannot_repeat(saved: Saved, tmp_path: Path) -> None:

@@ -59,6 +59,19 @@ def test_decode_table(folder: str, fake: FakeRunner, capsys: pytest.CaptureFixtu
     assert len(fake.requests) == 3 + 4 * 3
 
 
+def test_two_tiers_are_told_apart(
+    folder: str, fake: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--context", "2048", "--methods", "full,sekv", "--rounds", "1")
+    assert run(["bench", "prefill", "--model", folder, *options]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " slow, " in line]
+    assert lines == ["sekv: 3.0 KiB fast, 2.0 KiB slow, 1.0 KiB moved"]
+    assert run(["bench", "prefill", "--model", folder, *options, "--json"]) == 0
+    full, sekv = json.loads(capsys.readouterr().out)["comparisons"][0]["outcomes"]
+    assert (full["slow_bytes"], full["moved_bytes"]) == (0, 0)
+    assert (sekv["slow_bytes"], sekv["moved_bytes"]) == (2048, 1024)
+
+
 def test_prefill_table_and_files(
     folder: str, fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,16 @@ def test_table_and_files(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert imread(out / "compare.png").ndim == 3
 
 
+def test_two_tiers_are_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--methods", "sekv,tova", "--max-new-tokens", "4", "--length", "300"]
+    assert run(["compare", "--model", model, "--out", str(tmp_path), *options]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (shown.count(" spans of "), shown.count(" moved; ")) == (1, 1)
+    full, sekv, tova = json.loads((tmp_path / "compare.json").read_text())["results"]
+    assert sekv["after_answer"]["bytes_moved"] > sekv["report"]["details"]["bytes_moved"] == 0
+    assert (full["after_answer"], tova["after_answer"]) == (None, None)
+
+
 def test_json_is_the_only_thing_on_stdout(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,28 @@ def test_sampling_follows_the_seed(model: str, capsys: pytest.CaptureFixture[str
     assert first != other
 
 
+def test_what_sekv_does_is_drawn(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "a.png"
+    options = [PROMPT * 2, "--model", model, "--method", "sekv", *QUICK]
+    assert run(["generate", *options, "--explain", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    assert err.endswith(f"wrote {path}\n")
+    assert err.startswith("sekv: keeps ")
+    assert "newest tokens" in err.splitlines()[1]
+    path.unlink()
+    document = as_json(capsys, *options, "--explain", str(path))
+    assert document["explanation"] == str(path)
+    assert path.exists()
+    assert document["text"] + "\n" == out, "watching changes nothing"
+    plain = as_json(capsys, *options)
+    assert (plain["text"], plain["explanation"]) == (document["text"], None)
+    assert plain["cache"]["details"]["spans"] > 0
+    assert plain["cache"]["details"] == document["cache"]["details"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -103,6 +125,12 @@ def test_sampling_follows_the_seed(model: str, capsys: pytest.CaptureFixture[str
         (["Hi", "--temperature", "-1"], "temperature -1"),
         (["Hi", "--max-new-tokens", "0"], "--max-new-tokens 0 is below 1"),
         (["Hi", "--chunk-size", "0"], "--chunk-size 0 is below 1"),
+        (["Hi", "--explain", "a.png"], "not full: add --method sekv"),
+        (["Hi", "--method", "sekv", "--explain", "a.jpg"], "a name that ends in .png"),
+        (["Hi", "--method", "sekv", "--explain", "folder.png"], "is a folder"),
+        (["Hi", "--method", "sekv", "--explain", "good.txt/a.png"], "cannot write to the folder"),
+        (["Hi", "--method", "sekv", "--raw", "--explain", "a.png"], "2 tokens was folded"),
+        (["Hi", "--method", "sekv", "--budget", "1.0", "--explain", "a.png"], "keeps no spans"),
         (["--file", "missing.txt"], "missing.txt"),
         (["--file", "latin.txt"], "not UTF-8"),
         (["-"], "not UTF-8"),
@@ -120,12 +148,16 @@ def test_bad_input_is_one_line_and_code_2(
     monkeypatch.setattr("sys.stdin", Input("café".encode("latin-1")))
     Path("latin.txt").write_bytes("café".encode("latin-1"))
     Path("good.txt").write_text("Some text.", encoding="utf-8")
+    Path("folder.png").mkdir()
     named = [] if "--model" in arguments else ["--model", model]
     assert run(["generate", *named, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "folder.png", "good.txt", "latin.txt",
+    ]  # fmt: skip
 
 
 def test_chat_needs_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from kvfold.evaluation import (
 from kvfold.evaluation.chart import draw
 from kvfold.evaluation.comparison import contains
 from kvfold.evaluation.settings import Timing
+from kvfold.zoom.report import ZoomReport
 from tests.tiny import tiny_model
 from tests.tiny_folder import byte_tokenizer
 
@@ -162,6 +163,18 @@ def test_impossible_settings_are_refused(options: dict[str, object], message: st
 )
 def test_numbers_are_found_whole(answer: str, right: bool) -> None:
     assert contains("1234567", answer) is right
+
+
+def test_what_moved_between_tiers_is_told_after_the_answer() -> None:
+    settings = replace(QUICK, methods=("sekv", "streaming"))
+    _, sekv, streaming = run(settings=settings, eos_token_id=None).results
+    assert isinstance(sekv.report.details, ZoomReport)
+    assert isinstance(sekv.after_answer, ZoomReport)
+    assert sekv.report.details.bytes_moved == 0, "reading a prompt at once expands nothing"
+    assert sekv.after_answer.bytes_moved > 0
+    assert streaming.after_answer is None
+    document = sekv.to_dict()["after_answer"]
+    assert document["bytes_moved"] == sekv.after_answer.bytes_moved  # type: ignore[index]
 
 
 def test_files_say_what_was_found(found: Comparison, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def fold_of(lengths: list[list[int]]) -> Fold:
     none = torch.zeros(len(lengths), 1, 0, dtype=torch.long)
     return Fold(
         tokens=order, positions=order.where(is_token, -1), span_of=span_of, weights=weights,
-        lengths=torch.tensor(padded), stay=none, held=none.bool(),
+        lengths=torch.tensor(padded), stay=none, held=none.bool(), anchors=none[:, 0],
     )  # fmt: skip
 
 

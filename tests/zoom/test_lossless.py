@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import kvfold
 from kvfold.cache import KVCache
 from kvfold.zoom import folding
+from kvfold.zoom.factors import FactorTier
 from kvfold.zoom.layer import ZoomLayer
 from tests.contract import assert_close, attached, left_padded
 from tests.tiny import tiny_ids
@@ -56,12 +59,33 @@ def test_a_large_budget(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_spans_expanded(kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch):
     """With anchors and spans of all lengths, each row its own."""
+    check_all(kind, lengths, monkeypatch)
+
+
+def test_all_spans_expanded_from_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    check_all("llama", [150, 97, 60], monkeypatch, disk=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
+@pytest.mark.parametrize("factors", ["head", "joint"])
+def test_all_spans_expanded_as_factors(factors: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """At full rank, however much they take; rows of several lengths, layers without RoPE."""
+    lengths = [150, 97, 60]
+    monkeypatch.setattr(FactorTier, "_stays", lambda held, new, found: new.lengths == 0)
+    held = check_all(kind, lengths, monkeypatch, factors=factors, rank=32)
+    tier = layers_of(held)[0].spans.slow
+    assert torch.equal(tier.ranks, layers_of(held)[0].spans.lengths[..., None].expand(-1, -1, 2))
+
+
+def check_all(
+    kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, **options: object
+) -> KVCache:
     monkeypatch.setattr(folding, "_ANCHOR_PART", 8)
     monkeypatch.setattr(ZoomLayer, "_affordable", lambda layer: 1000)
     mask = left_padded(lengths, PROMPT) if min(lengths) < PROMPT else None
     held = check(
         kind, 0.5, mask, len(lengths), slow="exact",
-        directions=4, shortest=3, longest=12, deviations=1.5,
+        directions=4, shortest=3, longest=12, deviations=1.5, **options,
     )  # fmt: skip
     layer = layers_of(held)[0]
     if len(lengths) > 1:
@@ -70,6 +94,7 @@ def test_all_spans_expanded(kind: str, lengths: list[int], monkeypatch: pytest.M
     assert len(set(layer.spans.lengths[0].tolist())) > 2, "spans of several lengths"
     sizes = (layer.slots.counts + layer.spans.lengths.sum(-1)).tolist()
     assert sizes == [length + SECOND + COUNT for length in lengths], "each token once"
+    return held
 
 
 def test_padding_within_a_later_prompt(monkeypatch: pytest.MonkeyPatch):

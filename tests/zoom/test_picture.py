@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.zoom.picture import plot_segments
+from kvfold.zoom.picture import SegmentedText, plot_segments
 from kvfold.zoom.segment import anchor_threshold, anchors, segment
 
 ANCHOR, SPAN, RAW, THRESHOLD = "#d55e00", "#0072b2", "#9a9a9a", "#00754f"
@@ -33,7 +33,13 @@ def text_of(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float
     return surprisal[0], found[0], span_of[0], float(threshold)
 
 
-def drawn(count: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
+def drawn(
+    count: int,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    expanded: torch.Tensor | None = None,
+) -> Figure:
     """The figure of a random text."""
     figures: list[Figure] = []
 
@@ -45,7 +51,9 @@ def drawn(count: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
     words = [f" w{i}" for i in range(count)]
     with monkeypatch.context() as patch:
         patch.setattr("kvfold.zoom.picture.Figure", keep)
-        plot_segments(words, surprisal, found, span_of, path, threshold=threshold)
+        plot_segments(
+            SegmentedText(words, surprisal, found, span_of, threshold, expanded=expanded), path
+        )
     return figures[0]
 
 
@@ -83,7 +91,7 @@ def banded(panels: list[Axes], colour: str, count: int) -> np.ndarray:
 def test_it_is_a_readable_png(tmp_path: Path, count: int):
     surprisal, found, span_of, threshold = text_of(count)
     words, path = ["word"] * count, tmp_path / "a.png"
-    plot_segments(words, surprisal, found, span_of, path, threshold=threshold)
+    plot_segments(SegmentedText(words, surprisal, found, span_of, threshold), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n")
     image = imread(io.BytesIO(content))
@@ -141,24 +149,52 @@ def test_any_text_and_any_surprisal_are_drawn(tmp_path: Path):
     none = torch.zeros(10, dtype=torch.bool)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plot_segments(words, values, none, torch.zeros(10).long() - 1, tmp_path / "a.png")
-        everywhere = torch.full((10,), torch.inf)
+        nowhere, everywhere = none.long() - 1, torch.full((10,), torch.inf)
+        plot_segments(SegmentedText(words, values, none, nowhere), tmp_path / "a.png")
         plot_segments(
-            words, everywhere, ~none, none.long() - 1, tmp_path / "b.png", threshold=torch.inf
+            SegmentedText(words, everywhere, ~none, nowhere, torch.inf, torch.zeros(2, 0)),
+            tmp_path / "b.png",
         )
     assert imread(tmp_path / "a.png").shape[0] > 350
     assert imread(tmp_path / "b.png").shape[0] > 350
 
 
+@pytest.mark.parametrize("count", [50, 700])
+def test_the_strip_below_shows_how_often_each_span_is_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+):
+    _, _, span_of, _ = text_of(count)
+    spans = int(span_of.max()) + 1
+    expanded = torch.rand(3, spans, generator=torch.Generator().manual_seed(1)) / 2
+    panels = drawn(count, tmp_path / "a.png", monkeypatch, expanded=expanded).axes[:-1]
+    bars, strips = panels[::2], panels[1::2]
+    assert [axes.get_xlim() for axes in strips] == [axes.get_xlim() for axes in bars]
+    assert len({axes.images[0].get_clim() for axes in strips}) == 1
+    heat = np.full((3, count), np.nan)
+    for axes in strips:
+        image = axes.images[0]
+        left, right, bottom, top = image.get_extent()
+        heat[:, round(left + 0.5) : round(right + 0.5)] = np.ma.filled(image.get_array(), np.nan)
+        assert (bottom, top) == (2.5, -0.5), "the first layer is above"
+    expected = np.where(span_of >= 0, expanded.numpy()[:, span_of], np.nan)
+    np.testing.assert_allclose(heat, expected, rtol=1e-6)
+    content = imread(tmp_path / "a.png")
+    assert 350 < content.shape[0] < 2100
+    words = [each.get_text() for each in strips[0].get_xticklabels()]
+    assert ("·w0" in words) == (count == 50)
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_other_numbers_of_tokens_are_refused(tmp_path: Path, count: int):
     values = torch.zeros(count)
+    text = SegmentedText(["a"] * count, values, values.bool(), values.long()[1:])
     with pytest.raises(ConfigError, match=f"had {count}, {count}, {count} and "):
-        plot_segments(["a"] * count, values, values.bool(), values.long()[1:], tmp_path / "a.png")
+        plot_segments(text, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path: Path):
     surprisal, found, span_of, _ = text_of(20)
     with pytest.raises(ArtifactError, match="cannot write"):
-        plot_segments(["a"] * 20, surprisal, found, span_of, tmp_path / "absent" / "a.png")
+        text = SegmentedText(["a"] * 20, surprisal, found, span_of)
+        plot_segments(text, tmp_path / "absent" / "a.png")

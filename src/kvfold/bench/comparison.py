@@ -55,6 +55,8 @@ class Outcome:
             "rss_peak": self.rss_peak,
             "cache_bytes": self.last.cache_bytes,
             "full_bytes": self.last.full_bytes,
+            "slow_bytes": self.last.slow_bytes,
+            "moved_bytes": self.last.moved_bytes,
             "measurements": [asdict(each) for each in self.measurements],
         }
 

@@ -122,4 +122,6 @@ def _measurement(
         tokens_kept=held.tokens_kept,
         cache_bytes=held.cache_bytes,
         full_bytes=held.full_bytes,
+        slow_bytes=held.slow_bytes,
+        moved_bytes=held.moved_bytes,
     )

@@ -79,6 +79,10 @@ class Measurement:
     """All tensors of the cache at the end."""
     full_bytes: int
     """Keys and values that a full cache would hold."""
+    slow_bytes: int = 0
+    """The part of the cache's bytes that is on the slow tier."""
+    moved_bytes: int = 0
+    """Brought from there to the fast tier in all steps, the first ones included."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -15,6 +15,7 @@ from kvfold.bench.settings import DYNAMIC, Settings
 from kvfold.cache import METHODS, CacheLayer, KVCache
 from kvfold.errors import ConfigError
 from kvfold.evict import POLICIES
+from kvfold.zoom.report import ZoomReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Held:
     """All tensors."""
     full_bytes: int
     """Keys and values that a full cache would hold."""
+    slow_bytes: int = 0
+    """The part of all tensors that is on the slow tier."""
+    moved_bytes: int = 0
+    """Brought from there to the fast tier so far."""
 
 
 def require_subject(name: str) -> None:
@@ -110,7 +115,15 @@ def held_by(cache: Cache) -> Held:
     if isinstance(cache, KVCache):
         report = cache.report()
         held = report.bytes_fast + report.bytes_slow
-        return Held(report.tokens_seen, report.tokens_kept, held, report.bytes_full)
+        details = report.details
+        return Held(
+            report.tokens_seen,
+            report.tokens_kept,
+            held,
+            report.bytes_full,
+            slow_bytes=report.bytes_slow,
+            moved_bytes=details.bytes_moved if isinstance(details, ZoomReport) else 0,
+        )
     tensors = [
         (layer.keys, layer.values)
         for layer in cache.layers

@@ -4,7 +4,7 @@ from kvfold.cache.cache import CacheSpec, KVCache, Outcome
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.methods import METHODS, Method
 from kvfold.cache.prefill import CACHE_KEYWORD, prefill
-from kvfold.cache.report import CacheReport
+from kvfold.cache.report import CacheReport, Details
 from kvfold.cache.slots import Slots
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "CacheLayer",
     "CacheReport",
     "CacheSpec",
+    "Details",
     "KVCache",
     "Method",
     "Outcome",

@@ -17,7 +17,7 @@ from kvfold.attention import require_attached
 from kvfold.attention.attach import body_of
 from kvfold.cache.contents import contents_of
 from kvfold.cache.layer import CacheLayer
-from kvfold.cache.report import CacheReport
+from kvfold.cache.report import CacheReport, Details
 from kvfold.cache.split import SplitLayer
 from kvfold.errors import ConfigError
 
@@ -44,6 +44,8 @@ class Outcome:
     """New tokens `[B, N]`; None where the model was given embeddings."""
     hidden: torch.Tensor
     """Last hidden states, after the final norm, `[B, N, M]`."""
+    known: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What was made of it, by name, so that other caches that are told it need not again."""
 
 
 class Coordinator(Protocol):
@@ -84,6 +86,7 @@ class KVCache(Cache):
         make_layer: Callable[[], CacheLayer | SplitLayer],
         *,
         coordinator: Coordinator | None = None,
+        details: Callable[[Sequence[CacheLayer]], Details | None] | None = None,
     ) -> None:
         """Build an empty cache for a model.
 
@@ -93,6 +96,7 @@ class KVCache(Cache):
             spec: How the cache is made.
             make_layer: Builds one of our layers, called once for each full-attention layer.
             coordinator: What acts on all of them together.
+            details: What they report beyond tokens and bytes, once they hold a token.
 
         Raises:
             ConfigError: When the model is not attached.
@@ -106,6 +110,7 @@ class KVCache(Cache):
         self._body = weakref.ref(body_of(model))
         self._kinds = _kinds(native)
         self._coordinator = coordinator if self.own_layers else None
+        self._details = details
         self._first = layers.index(self.own_layers[0]) if self.own_layers else None
         self._latest: CacheLayer | SplitLayer | None = None
         self._forward_is_open = False
@@ -261,6 +266,7 @@ class KVCache(Cache):
             bytes_slow=sum(layer.bytes_slow for layer in held),
             bytes_index=sum(layer.bytes_index for layer in held),
             bytes_full=sum(layer.bytes_full for layer in held),
+            details=self._details(self.parts) if held and self._details else None,
         )
 
 

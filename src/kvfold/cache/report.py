@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from kvfold.artifacts import format_bytes
+
+
+class Details(Protocol):
+    """What a method reports beyond tokens and bytes: a dataclass of plain data."""
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,8 @@ class CacheReport:
     """The part of the fast bytes that is no key or value of a token kept: positions, statistics."""
     bytes_full: int
     """Keys and values that a full cache would hold for the same tokens."""
+    details: Details | None = None
+    """What the method has to say beyond that; None for most."""
 
     @property
     def share(self) -> float:
@@ -42,13 +53,14 @@ class CacheReport:
         return {**asdict(self), "share": self.share}
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """A line for a person, and one more where the method has details."""
         kept = f"{min(self.tokens_kept)}" if self.tokens_kept else "0"
         if self.tokens_kept and max(self.tokens_kept) != min(self.tokens_kept):
             kept += f" to {max(self.tokens_kept)}"
         slow = f" and {format_bytes(self.bytes_slow)} slow" if self.bytes_slow else ""
+        more = "" if self.details is None else f"\n{self.details}"
         return (
             f"{self.method}: keeps {kept} of {self.tokens_seen} tokens a layer in "
             f"{format_bytes(self.bytes_fast)}{slow}, {self.share:.0%} of a full cache's "
-            f"{format_bytes(self.bytes_full)}"
+            f"{format_bytes(self.bytes_full)}{more}"
         )

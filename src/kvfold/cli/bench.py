@@ -183,6 +183,7 @@ def _show(result: BenchResult, out: Path | None, *, json_output: bool) -> None:
     for comparison in result.comparisons:
         title = f"{result.kind}, {comparison.title}"
         stdout().print(table(_COLUMNS[result.kind], _rows(result.kind, comparison), title=title))
+        _say(_tiers(comparison))
         _say(_ratios(comparison))
     _say(str(finding) for finding in result.findings)
     _say(f"note: {text}" for text in result.notes)
@@ -205,6 +206,15 @@ def _rows(kind: str, comparison: Comparison) -> Iterable[tuple[object, ...]]:
             f"{each.last.cache_bytes / each.last.full_bytes:.0%}",
             None if peak is None else format_bytes(peak),
         )
+
+
+def _tiers(comparison: Comparison) -> Iterable[str]:
+    """What stands on a slow tier, of the methods that have one."""
+    for each in comparison.outcomes:
+        if slow := each.last.slow_bytes:
+            fast = format_bytes(each.last.cache_bytes - slow)
+            moved = format_bytes(each.last.moved_bytes)
+            yield f"{each.subject}: {fast} fast, {format_bytes(slow)} slow, {moved} moved"
 
 
 def _ratios(comparison: Comparison) -> Iterable[str]:

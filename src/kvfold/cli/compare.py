@@ -229,6 +229,8 @@ def _print(comparison: Comparison) -> None:
     for result in comparison.results:
         answer = textwrap.shorten(result.answer_line, 160, placeholder=" ...")
         _say(console.width, answer, first=f"{_mark(result, marks) or ' '} {result.method:<10} ")
+        if result.after_answer is not None:
+            _say(console.width, str(result.after_answer), first=f"{'':<13}")
     if not subject.document.continuation:
         _say(console.width, "The document is too short to hold text out: no KL on it.")
 

@@ -19,6 +19,7 @@ from kvfold.cli.checks import (
     check_temperature,
 )
 from kvfold.cli.console import JsonOption, note, print_json
+from kvfold.cli.explain import ExplainOption, check_explain, explainer_of, write_explanation
 from kvfold.cli.files import read_text
 from kvfold.cli.options import (
     BudgetOption,
@@ -73,6 +74,8 @@ class Request:
     """How far the likeliest token is left to chance."""
     seed: int
     """Of the sampling."""
+    explain: Path | None
+    """PNG file for what the method does with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ def generate(
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     chunk_size: ChunkOption = None,
+    explain: ExplainOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -124,20 +128,23 @@ def generate(
     check_budget(budget)
     check_counts(max_new_tokens=max_new_tokens, chunk_size=chunk_size)
     check_temperature(temperature)
+    check_explain(explain, method)
     check_model(model, dtype)
-    request = Request(method, budget, max_new_tokens, chunk_size, temperature, seed)
+    request = Request(method, budget, max_new_tokens, chunk_size, temperature, seed, explain)
     loaded, tokenizer = load(model, dtype, device)
     answer = _answer(
         loaded, tokenizer, text, chat, request, (lambda part: None) if json_output else _write
     )
     if json_output:
-        print_json(_document(answer, model))
+        print_json(_document(answer, model, request))
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
     rate = answer.tokens_per_second
     speed = "" if rate is None else f"; {rate:.1f} tokens/s"
     note(f"{answer.cache.report()}; first token after {answer.first_token_seconds:.2f} s{speed}")
+    if explain is not None:
+        note(f"wrote {explain}")
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -178,10 +185,13 @@ def _answer(
     advice = "shorten the prompt, or lower --max-new-tokens"
     require_positions(model, len(tokens), request.max_new_tokens, advice)
     cache = make_cache(model, request.method, budget=request.budget)
+    explainer = explainer_of(cache, request.explain)
     stream, stop = TextStream(tokenizer), stop_tokens(model, tokenizer)
     start = time.perf_counter()
     ids = torch.tensor([tokens], device=model.device)
     logits = prefill(model, ids, cache, chunk_size=request.chunk_size)
+    if explainer is not None:
+        explainer.start_counting()
     answer = generate(
         model,
         cache,
@@ -197,6 +207,8 @@ def _answer(
     write(stream.finish())
     end = time.perf_counter()
     first = first or end
+    if explainer is not None and request.explain is not None:
+        write_explanation(explainer, tokenizer, tokens, request.explain)
     count = len(stream.tokens)
     return Answer(stream.text, len(tokens), count, first - start, end - first, cache)
 
@@ -207,7 +219,7 @@ def _write(part: str) -> None:
         sys.stdout.flush()
 
 
-def _document(answer: Answer, model: str) -> dict[str, object]:
+def _document(answer: Answer, model: str, request: Request) -> dict[str, object]:
     from kvfold.environment import environment
 
     return {
@@ -218,6 +230,7 @@ def _document(answer: Answer, model: str) -> dict[str, object]:
         "first_token_seconds": answer.first_token_seconds,
         "decode_seconds": answer.decode_seconds,
         "tokens_per_second": answer.tokens_per_second,
+        "explanation": None if request.explain is None else str(request.explain),
         "cache": answer.cache.report().to_dict(),
         "environment": environment(),
     }

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.api import make_cache
 from kvfold.bench.rounds import seconds_now
 from kvfold.bench.spread import Spread, divide
-from kvfold.cache import KVCache, prefill
+from kvfold.cache import Details, KVCache, prefill
 from kvfold.environment import environment
 from kvfold.evaluation.divergence import divergence, forced_logits
 from kvfold.evaluation.document import Document
@@ -39,6 +39,8 @@ class _Run:
     logits: torch.Tensor
     seconds: float
     answer: list[int]
+    details: Details | None
+    """What the method says of its cache after the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def _result(
         first_token_seconds=run.seconds,
         answer=answer,
         answer_tokens=len(run.answer),
+        after_answer=run.details,
         is_right=None if expected is None else contains(expected, answer),
         on_answer=on_answer,
         on_continuation=on_continuation,
@@ -198,9 +201,10 @@ def _run(
     seconds = seconds_now(first.device) - start
     meter.advance(f"{method}: answering", len(prompt) / _PROMPT_TOKENS_A_STEP)
     limit = settings.max_new_tokens
-    answer = list(generate(model, cache.fork(), logits, max_new_tokens=limit, stop=stop))
+    used = cache.fork()
+    answer = list(generate(model, used, logits, max_new_tokens=limit, stop=stop))
     meter.advance(f"{method}: answering", limit)
-    return _Run(cache, logits, seconds, answer)
+    return _Run(cache, logits, seconds, answer, used.report().details)
 
 
 def _read(

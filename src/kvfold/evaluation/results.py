@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from kvfold.bench.spread import Spread
-from kvfold.cache import CacheReport
+from kvfold.cache import CacheReport, Details
 from kvfold.evaluation.document import Document
 from kvfold.evaluation.settings import Settings
 from kvfold.evaluation.statistics import Interval
@@ -35,6 +35,8 @@ class MethodResult:
     """Greedy."""
     answer_tokens: int
     """Length of the answer."""
+    after_answer: Details | None
+    """What the method says of its cache after the answer, beyond tokens and bytes."""
     is_right: bool | None
     """Whether the expected answer is in it; None when none is known."""
     on_answer: Divergence | None

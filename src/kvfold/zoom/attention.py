@@ -59,6 +59,8 @@ def zoom_attention(
     chosen, found = spans.expand(chosen)
     where = chosen.unsqueeze(2).expand(*routed.masses.shape[:-1], -1)
     asked = None if routed.gates is None else routed.gates.gather(-1, where) > 0
+    if spans.tally is not None:
+        spans.tally.add(chosen, asked, len(spans))
     inside, values = _inside(query, found, asked, scoring)
     _hide(scores[..., of_spans], where, asked)
     weights = torch.softmax(torch.cat([inside, scores], dim=-1), dim=-1).to(query.dtype)

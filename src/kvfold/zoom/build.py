@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,11 @@ from kvfold.zoom.folding import Folding
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.gates_artifact import GatesArtifact, shipped_gates
 from kvfold.zoom.layer import Resolution, Routing, ZoomLayer
+from kvfold.zoom.report import zoom_report
+from kvfold.zoom.slow import CHOICES, DEFAULTS, check_slow, slow_tiers
 
+STEP = 16
+"""Generated tokens become a span of this length, if spans may be as long."""
 LONGEST = 1024
 """Tokens of the longest span that makes sense: one is expanded at least."""
 DEFAULT_BUDGET = Budget(0.25, "ratio")
@@ -43,10 +48,14 @@ def build_cache(
         options: `routing` (`sketch`, or `summary`, as in the paper), `gates` of the latter (a file,
             folder or Hub repository; the shipped ones for the model they were trained on, `none`
             for none), `directions` of the sketch (24, or fewer in a small budget), `shortest` and
-            `longest` span in tokens (16, 32), `sinks` (4), `deviations` of surprisal above which a
+            `longest` span in tokens (8, 16), `sinks` (4), `deviations` of surprisal above which a
             token is an anchor (1), `weighting` of a span's tokens in its means (`surprisal` or
             `even`), `slow` (`half` or `exact`: in what spans are held), `zoom` (whether spans are
-            expanded at all).
+            expanded at all), `factors` (`head` or `joint`: spans as low-rank factors of each kv
+            head, or of all together, where that is smaller; `none`), their `rank` (16, 32 at most)
+            and `precision` (`half`: as spans are, or `int8`), `disk` (a folder: spans stand in
+            files there, which go with the cache). With `factors=head`, gates say which
+            components are used: the ones that routing has, or given ones.
 
     Raises:
         BudgetError: When the budget is no share, or too small for the sketch.
@@ -62,6 +71,8 @@ def build_cache(
             f"{method} cannot keep to {budget.amount:.1%} of the bytes: give at least {LEAST:.0%}"
         )
     resolution, segmenting = _settings(model, method, budget, options)
+    if isinstance(disk := options.get("disk"), os.PathLike):
+        options = options | {"disk": os.fspath(disk)}
     spec = CacheSpec(method, str(budget), None, options)
     if budget.is_everything:
         return KVCache(model, spec, CacheLayer)
@@ -71,6 +82,7 @@ def build_cache(
         spec,
         lambda: ZoomLayer(resolution, next(numbers)),
         coordinator=Folding(model, segmenting),
+        details=zoom_report,
     )
 
 
@@ -78,19 +90,21 @@ _DEFAULTS: dict[str, object] = {
     "routing": "sketch",
     "gates": None,
     "directions": DIRECTIONS,
-    "shortest": 16,
-    "longest": 32,
+    "shortest": 8,
+    "longest": 16,
     "sinks": 4,
     "deviations": 1.0,
     "weighting": "surprisal",
     "slow": "half",
     "zoom": True,
+    **DEFAULTS,
 }
 _CHOICES = {
     "routing": ("sketch", "summary"),
     "weighting": ("surprisal", "even"),
     "slow": ("half", "exact"),
     "zoom": (True, False),
+    **CHOICES,
 }
 
 
@@ -119,16 +133,19 @@ def _settings(
             f"{method}: directions is {directions}, more than the {width} dims of a key: give at "
             "most that"
         )
+    check_slow(method, given)
+    gates = _gates(model, method, given)
     half = given["slow"] == "half" and model.dtype == torch.float32
     resolution = Resolution(
         share=budget.amount,
         routing=cast("Routing", given["routing"]),
         directions=directions,
-        gates=_gates(model, method, given),
-        shortest=shortest,
+        gates=gates,
+        step=max(shortest, min(longest, STEP)),
         longest=longest,
         dtype=torch.float16 if half else None,
         zoom=bool(given["zoom"]),
+        make_slow=slow_tiers(model, longest, given, gates),
     )
     weighting = cast("Weighting", given["weighting"])
     return resolution, Segmenting(sinks, float(deviations), shortest, longest, weighting)
@@ -159,12 +176,14 @@ def _key_width(model: PreTrainedModel) -> int:
 def _gates(model: PreTrainedModel, method: str, given: dict[str, object]) -> Gates | None:
     """Those that were asked for, or that come with the package for this model."""
     name = given["gates"]
-    if given["routing"] != "summary":
-        if name is not None:
-            raise ConfigError(f"{method}: gates are for routing=summary, not {given['routing']}")
-        return None
+    routes, ranks = given["routing"] == "summary", given["factors"] == "head"
+    if name is not None and not (routes or ranks):
+        raise ConfigError(
+            f"{method}: gates are for routing=summary, or for the ranks of factors=head, not for "
+            f"routing={given['routing']} with factors={given['factors']}"
+        )
     if name is None:
-        return shipped_gates(model)
+        return shipped_gates(model) if routes else None
     if not isinstance(name, str | Path):
         raise ConfigError(f"{method}: gates is {name!r}, give a file, a folder, or none")
     if name == "none":

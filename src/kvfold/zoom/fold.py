@@ -68,8 +68,8 @@ def plan_fold(
         _segment(nats[row, None], where[row, None], due[row, None], segmenting, room)
         for row, room in enumerate(most.tolist())
     ]
-    span_of = torch.cat([each.span_of for each in found])
-    count = max(int(each.counts) for each in found)
+    span_of = torch.cat([each.span_of for each, _ in found])
+    count = max(int(each.counts) for each, _ in found)
     in_span = span_of >= 0
     picked = _first(in_span, span_of)
     is_token = in_span.gather(1, picked)
@@ -88,6 +88,7 @@ def plan_fold(
         lengths=lengths,
         stay=stay[:, None],
         held=stays.gather(1, stay)[:, None],
+        anchors=where.masked_fill(~torch.cat([is_anchor for _, is_anchor in found]), -1),
     )
 
 
@@ -104,8 +105,12 @@ def _segment(
     tokens: torch.Tensor,
     how: Segmenting,
     most: int,
-) -> Segmentation:
-    """Segment one row, `[1, N]`, with as many anchors as leave at most `most` tokens exact."""
+) -> tuple[Segmentation, torch.Tensor]:
+    """Segment one row, `[1, N]`, with as many anchors as leave at most `most` tokens exact.
+
+    Returns:
+        The segmentation, and whether each token is an anchor, `[1, N]`.
+    """
     thresholds = anchor_threshold(surprisal, tokens, how.deviations)
     is_sink = (positions < how.sinks) & tokens
     allowed = most
@@ -114,7 +119,7 @@ def _segment(
         divided = segment(found, tokens, shortest=how.shortest, longest=how.longest)
         exact = (tokens & (divided.span_of < 0) & ~is_sink).sum(1)
         if allowed == 0 or int(exact) <= most:
-            return divided
+            return divided, found
         allowed //= 2
 
 

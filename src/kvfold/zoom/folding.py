@@ -47,9 +47,12 @@ class Folding:
         """
         self._model = weakref.ref(model)
         self._how = segmenting
+        self._noted: int | None = None
+        """Tokens seen when surprisal was noted; a fold that failed is tried again without it."""
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         """Make what was stored under `torch.inference_mode` writable."""
+        self._noted = None
         for layer in layers:
             layer.slots.thaw()
 
@@ -60,12 +63,13 @@ class Folding:
             return
         first = zoom[0]
         new = first.newest
-        if isinstance(new, slice) and new.stop - new.start > 1:
+        if isinstance(new, slice) and new.stop - new.start > 1 and self._noted != first.seen:
             self._note_surprisal(first, new, outcome)
+            self._noted = first.seen
         lengths, settled = _lengths(first), _settled(first)
         worth = (first.resolution.share * lengths).long()
         until = lengths - (worth // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
-        least = self._how.shortest + self._how.sinks * (settled == 0)
+        least = first.resolution.step + self._how.sinks * (settled == 0)
         is_due = until - settled >= least
         if bool(is_due.any()):
             exact = first.slots.counts - (lengths - settled)
@@ -86,8 +90,13 @@ class Folding:
         rows = len(outcome.hidden)
         tokens = (slots.positions[:, 0, new] >= 0).expand(rows, -1)
         ids = outcome.input_ids.expand(rows, -1)
-        nats = surprisal_of(model)(outcome.hidden, ids, tokens=tokens)
+        if SURPRISAL not in outcome.known:
+            nats = surprisal_of(model)(outcome.hidden, ids, tokens=tokens)
+            outcome.known[SURPRISAL] = nats
+        nats = outcome.known[SURPRISAL]
         slots.note(new, SURPRISAL, nats[:, None].to(slots.positions.device))
+        if first.notes is not None:
+            first.notes.note_surprisal(slots.positions[:, 0, new].expand(rows, -1), nats)
 
     def _fold(
         self,
@@ -99,6 +108,11 @@ class Folding:
         first = layers[0].slots
         surprisal = first.field(SURPRISAL)[:, 0]
         fold = plan_fold(first, surprisal, settled, until, self._how, most)
+        if (notes := layers[0].notes) is not None:
+            notes.note_anchors(fold.anchors)
+        if fold.lengths.shape[1] > 0:
+            for layer in layers:
+                layer.spans.reserve(fold, layer.slots.keys)
         for layer in layers:
             layer.fold(fold.to(layer.slots.positions.device), until)
 

@@ -12,13 +12,14 @@ from kvfold.cache.slots import headroom
 class Growing:
     """Tensors of one length, each with room for more than it holds."""
 
-    def __init__(self, dims: dict[str, int]) -> None:
+    def __init__(self, dims: dict[str, int], room: Callable[[int], int] = headroom) -> None:
         """Start without tensors; the first appended give their shapes.
 
         Args:
             dims: The dimension along which each grows, by name.
+            room: From a length to the entries to allocate beyond it, once more are needed at all.
         """
-        self._dims = dims
+        self._dims, self._room = dims, room
         self._tensors: dict[str, torch.Tensor] = {}
         self._length = 0
 
@@ -53,7 +54,7 @@ class Growing:
             return
         self._thaw()
         if start + count > self._tensors[name].shape[self._dims[name]]:
-            self._reserve(start + count + headroom(start + count))
+            self._reserve(start + count + self._room(start + count))
         self._length = start + count
         for name, new in tensors.items():
             self._tensors[name].narrow(self._dims[name], start, count).copy_(new)

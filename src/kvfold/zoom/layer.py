@@ -8,16 +8,18 @@ from typing import Literal
 
 import torch
 
-from kvfold.cache.layer import CacheLayer, Forward
+from kvfold.cache.forward import Forward
+from kvfold.cache.layer import CacheLayer
 from kvfold.cache.slots import Slots
 from kvfold.errors import UnsupportedModelError
 from kvfold.zoom.attention import Exact, zoom_attention
 from kvfold.zoom.gates import Gates
+from kvfold.zoom.notes import TextNotes
 from kvfold.zoom.routing import Router
 from kvfold.zoom.sketch_router import SketchRouter
+from kvfold.zoom.slow import MakeSlow
 from kvfold.zoom.spans import Fold, Spans
 from kvfold.zoom.summary_router import SummaryRouter
-from kvfold.zoom.tiers import RawTier
 
 Routing = Literal["sketch", "summary"]
 """By what spans are ranked: the codes of their tokens' keys, or their mean keys."""
@@ -42,15 +44,17 @@ class Resolution:
     directions: int
     """Of the routing sketch."""
     gates: Gates | None
-    """Trained ones for routing by summaries, if there are any."""
-    shortest: int
-    """Tokens of the shortest span."""
+    """Trained ones for routing by summaries, and for the ranks of factors, if there are any."""
+    step: int
+    """New tokens that are divided at a time, at least."""
     longest: int
     """Tokens of the longest span."""
     dtype: torch.dtype | None
     """In which spans are held, on both tiers; in the model's own without it."""
     zoom: bool
     """Whether any span is ever expanded."""
+    make_slow: MakeSlow
+    """Makes the slow tier of a layer."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Resolution:
         """Itself: nothing of it changes, and gates are large."""
@@ -73,6 +77,8 @@ class ZoomLayer(CacheLayer):
         """
         super().__init__(Slots(shared=True, common=(SURPRISAL,) if index == 0 else ()))
         self.resolution, self._index = resolution, index
+        self.notes: TextNotes | None = None
+        """Of what is read, where one asks; the first layer's speaks for all."""
         self._forget_spans()
 
     @property
@@ -87,11 +93,13 @@ class ZoomLayer(CacheLayer):
 
     def _forget_spans(self) -> None:
         how = self.resolution
-        self.spans = Spans(self._make_router(), RawTier(how.longest), how.dtype)
+        self.spans = Spans(self._make_router(), how.make_slow(self._index), how.dtype)
         self.settled: torch.Tensor | None = None
         """Logical position before which tokens are divided for good, `[B]`; None for none."""
         self.expanded = 0
         """Spans that a kv head expands for a query."""
+        self.peaks = [0, 0]
+        """Largest fast bytes so far: before there were spans, and since."""
         self.is_ragged = False
         """Whether some rows keep fewer exact tokens than others, so that slots are empty."""
         self.moment: torch.Tensor | None = None
@@ -116,6 +124,7 @@ class ZoomLayer(CacheLayer):
             fold: Which.
             settled: Logical position before which tokens are divided for good, `[B]`.
         """
+        self.note_peak()
         self.settled = settled.to(self.slots.positions.device, copy=True)
         if fold.lengths.shape[1] > 0:
             where = fold.tokens[:, None, :, None]
@@ -125,7 +134,7 @@ class ZoomLayer(CacheLayer):
             )
             self.spans.add(keys, values, fold, self.moment)
             self.slots.keep(fold.stay, fold.held)
-            self.slots.reserve(len(self.slots) + self.resolution.shortest)
+            self.slots.reserve(len(self.slots) + self.resolution.step)
             self.has_evicted = True
             if bool(self.spans.in_rows.all()):
                 self.moment = None
@@ -133,14 +142,14 @@ class ZoomLayer(CacheLayer):
         self.expanded = self._affordable()
 
     def _affordable(self) -> int:
-        """Spans that a kv head may expand within the budget; one at least."""
+        """Spans that a kv head may expand within the budget; one at least, and no more than are."""
         if self.spans.is_empty or not self.resolution.zoom:
             return 0
         rows, full = len(self.slots.keys), self.bytes_full
         seen = rows * self.seen if self.lengths is None else int(self.lengths.sum())
         allowed = int(self.resolution.share * full * seen / (rows * self.seen))
         left = allowed - self.slots.nbytes - self.spans.bytes_fast
-        return max(left // self.spans.bytes_expanded, 1)
+        return max(min(left // self.spans.bytes_expanded, len(self.spans)), 1)
 
     # What is held -----------------------------------------------------------------------------
 
@@ -159,6 +168,17 @@ class ZoomLayer(CacheLayer):
     def bytes_slow(self) -> int:
         """The tokens of spans, and what only spans that are to come need."""
         return self.spans.bytes_slow + (0 if self.moment is None else self.moment.nbytes)
+
+    def note_peak(self, queries: int = 1) -> None:
+        """Note the fast bytes of now, the most since the last fold.
+
+        Args:
+            queries: Of one forward; what several expand at once is held beside all else.
+        """
+        more = min(queries, _QUERIES) * self.expanded * self.spans.bytes_expanded
+        stage = 0 if self.spans.is_empty else 1
+        held = self.bytes_fast + (more if queries > 1 else 0)
+        self.peaks[stage] = max(self.peaks[stage], held)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name."""
@@ -204,6 +224,8 @@ class ZoomLayer(CacheLayer):
 
     def _zoom(self, forward: Forward) -> torch.Tensor:
         count = forward.query.shape[2]
+        if count > 1:
+            self.note_peak(count)
         blocks = [
             self._zoom_block(forward, start, min(start + _QUERIES, count))
             for start in range(0, count, _QUERIES)
@@ -234,6 +256,8 @@ class ZoomLayer(CacheLayer):
     # The batch --------------------------------------------------------------------------------
 
     def _change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if self.is_initialized:
+            self.note_peak()
         super()._change_rows(change)
         self.spans.map(change)
         self.settled = None if self.settled is None else change(self.settled)

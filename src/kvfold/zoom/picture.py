@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
@@ -34,61 +37,66 @@ _EXPLANATION = (
 )
 _LINE, _LINES = 256, 8
 """Tokens of a line at least, and lines at most, of a longer text."""
+_HEAT = "magma_r"
+"""Colours of how often spans are expanded, from pale to dark."""
+_HEAT_LABEL = "how often a span is expanded,\nshare of queries and kv heads"
 
 
-def plot_segments(
-    tokens: Sequence[str],
-    surprisal: torch.Tensor,
-    anchors: torch.Tensor,
-    span_of: torch.Tensor,
-    path: str | Path,
-    *,
-    threshold: float | None = None,
-) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentedText:
+    """One text of N tokens and what becomes of them."""
+
+    tokens: Sequence[str]
+    """N texts."""
+    surprisal: torch.Tensor
+    """In nats, `[N]`."""
+    anchors: torch.Tensor
+    """True for anchors, `[N]`."""
+    span_of: torch.Tensor
+    """Number of each token's span, `[N]`; -1 for a token in none."""
+    threshold: float | None = None
+    """Nats above which a token is an anchor, drawn as a line."""
+    expanded: torch.Tensor | None = None
+    """Share of queries that expand each span, by layer, `[L, S]`, drawn below the surprisal."""
+
+
+def plot_segments(text: SegmentedText, path: str | Path) -> None:
     """Draw the surprisal of one text over its tokens, with its anchors and spans.
 
     Args:
-        tokens: N texts.
-        surprisal: In nats, `[N]`.
-        anchors: True for anchors, `[N]`.
-        span_of: Number of each token's span, `[N]`; -1 for a token in none.
+        text: What is drawn.
         path: The PNG file; one that is there is replaced.
-        threshold: Nats above which a token is an anchor, drawn as a line.
 
     Raises:
         ConfigError: When there are no tokens, or not one value for each.
         ArtifactError: When the file cannot be written.
 
     Example:
-        >>> plot_segments(words, surprisal[0], anchors[0], span_of[0], "a.png")  # doctest: +SKIP
+        >>> text = SegmentedText(words, surprisal, anchors, span_of)  # doctest: +SKIP
+        >>> plot_segments(text, "text.png")  # doctest: +SKIP
     """
-    lengths = (len(tokens), *(each.numel() for each in (surprisal, anchors, span_of)))
+    values = (text.surprisal, text.anchors, text.span_of)
+    lengths = (len(text.tokens), *(each.numel() for each in values))
     if len(set(lengths)) > 1 or not lengths[0]:
         raise ConfigError(
             "tokens, surprisal, anchors and span_of had {}, {}, {} and {} entries: give as many of "
             "each, and one at least".format(*lengths)
         )
-    picture = _Picture(tokens, surprisal, anchors, span_of, threshold)
-    image = picture.draw()
+    image = _Picture(text).draw()
     write_whole(Path(path), lambda temporary: temporary.write_bytes(image))
 
 
 class _Picture:
-    """What is drawn, as arrays `[N]`."""
+    """What is drawn, as arrays `[N]`; the heat as `[L, N]`."""
 
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        surprisal: torch.Tensor,
-        anchors: torch.Tensor,
-        span_of: torch.Tensor,
-        threshold: float | None,
-    ) -> None:
-        self.tokens = tokens
-        self.anchors = anchors.detach().cpu().numpy().astype(bool)
-        self.span_of = span_of.detach().cpu().numpy()
+    def __init__(self, text: SegmentedText) -> None:
+        self.tokens, threshold = text.tokens, text.threshold
+        self.anchors = text.anchors.detach().cpu().numpy().astype(bool)
+        self.span_of = text.span_of.detach().cpu().numpy()
         self.threshold = threshold
-        values = np.nan_to_num(surprisal.detach().float().cpu().numpy(), nan=0.0, posinf=np.inf)
+        self.heat = None if text.expanded is None else _heat(text.expanded, self.span_of)
+        nats = text.surprisal.detach().float().cpu().numpy()
+        values = np.nan_to_num(nats, nan=0.0, posinf=np.inf)
         finite = values[np.isfinite(values)]
         line = threshold if threshold is not None and math.isfinite(threshold) else 0.0
         self.top = 1.12 * max(finite.max(initial=0.0), line, 0.1)
@@ -100,12 +108,13 @@ class _Picture:
         lines = 1 if count <= _NAMED else min(_LINES, math.ceil(count / _LINE))
         length = math.ceil(count / lines)
         named = count <= _NAMED
-        size = (max(7.5, 2 + 0.155 * count) if named else 17, 4.6 if named else 2 + 1.45 * lines)
+        strip = 0.0 if self.heat is None else 1.4 if named else 0.7
+        height = (4.6 if named else 2 + 1.45 * lines) + strip * lines
+        narrowest = 7.5 if self.heat is None else 9
+        size = (max(narrowest, 2 + 0.155 * count) if named else 17, height)
         figure = Figure(figsize=size, dpi=110, facecolor="white", layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        panels = figure.subplots(lines, 1, squeeze=False)[:, 0]
-        for index, axes in enumerate(panels):
-            self._draw_line(axes, index * length, length)
+        panels = self._draw_lines(figure, lines, length)
         panels[0].set_title(_EXPLANATION, loc="left", fontsize=9, color=_PALE)
         panels[-1].set_xlabel("tokens" if named else "position of the token in the text")
         figure.supylabel("surprisal in nats", fontsize=10, color=_INK)
@@ -116,6 +125,49 @@ class _Picture:
         image = io.BytesIO()
         canvas.print_png(image)
         return image.getvalue()
+
+    def _draw_lines(self, figure: Figure, lines: int, length: int) -> list[Axes]:
+        """Draw all tokens, and below each line of them the heat, if there is any."""
+        starts = [index * length for index in range(lines)]
+        if self.heat is None:
+            panels = list(figure.subplots(lines, 1, squeeze=False)[:, 0])
+            for axes, start in zip(panels, starts, strict=True):
+                self._draw_line(axes, start, length)
+                self._name_tokens(axes)
+            return panels
+        ratios = [3, 1] * lines if len(self.tokens) <= _NAMED else [2, 1] * lines
+        panels = list(figure.subplots(2 * lines, 1, height_ratios=ratios))
+        norm = Normalize(0, max(float(np.nanmax(self.heat, initial=0.0)), 1e-3))
+        for bars, strip, start in zip(panels[::2], panels[1::2], starts, strict=True):
+            self._draw_line(bars, start, length)
+            self._draw_heat(strip, self.heat[:, start : start + length], start, norm)
+            strip.set_xlim(bars.get_xlim())
+            bars.tick_params(labelbottom=False)
+            self._name_tokens(strip)
+        mappable = ScalarMappable(norm, _HEAT)
+        bar = figure.colorbar(mappable, ax=panels, label=_HEAT_LABEL, shrink=0.7, pad=0.01)
+        bar.ax.tick_params(labelsize=8, color=_PALE)
+        return panels
+
+    def _draw_heat(self, axes: Axes, heat: np.ndarray, start: int, norm: Normalize) -> None:
+        """How often the span of each token is expanded, a row a layer; white where it is in none.
+
+        Args:
+            axes: Where.
+            heat: `[L, n]`.
+            start: Position of the first token.
+            norm: From shares to colours.
+        """
+        layers, count = heat.shape
+        if count:
+            place = (start - 0.5, start + count - 0.5, layers - 0.5, -0.5)
+            axes.imshow(
+                heat, cmap=_HEAT, norm=norm, aspect="auto", extent=place, interpolation="nearest"
+            )
+        axes.set_ylim(layers - 0.5, -0.5)
+        axes.set_yticks([0, layers - 1] if layers > 1 else [0])
+        axes.set_ylabel("layer", fontsize=8, color=_PALE)
+        axes.tick_params(labelsize=8, color=_PALE)
 
     def _title(self) -> str:
         inside, spans = int((self.span_of >= 0).sum()), int(self.span_of.max()) + 1
@@ -163,10 +215,21 @@ class _Picture:
         axes.set_ylim(0, self.top * 1.08)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8, color=_PALE)
+
+    def _name_tokens(self, axes: Axes) -> None:
+        """Write the tokens of a short text below."""
         if len(self.tokens) <= _NAMED:
-            axes.set_xticks(range(length), _readable(self.tokens), rotation=90, fontsize=8)
+            names = _readable(self.tokens)
+            axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
             for label, anchor in zip(axes.get_xticklabels(), self.anchors, strict=True):
                 label.set_color(_ANCHOR if anchor else _INK)
+
+
+def _heat(expanded: torch.Tensor, span_of: np.ndarray) -> np.ndarray:
+    """The share of each token's span by layer, `[L, N]`; NaN for a token in no span."""
+    shares = expanded.detach().float().cpu().numpy()
+    shares = np.concatenate([shares, np.full((len(shares), 1), np.nan)], axis=1)
+    return shares[:, np.where(span_of >= 0, span_of, -1)]
 
 
 def _some(count: int, noun: str) -> str:

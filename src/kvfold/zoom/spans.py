@@ -14,9 +14,10 @@ import torch
 
 from kvfold.attention import Scoring
 from kvfold.zoom.growing import Growing
+from kvfold.zoom.notes import Tally
 from kvfold.zoom.pool import Fetched, Pool
 from kvfold.zoom.routing import NewSpans, Ranges, Routed, Router
-from kvfold.zoom.tiers import RawTier, Wanted
+from kvfold.zoom.tiers import Folded, SlowTier, Wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,8 @@ class Fold:
     """Slots that stay exact, in order, `[B, 1, K]`."""
     held: torch.Tensor
     """False where a row has fewer, `[B, 1, K]`."""
+    anchors: torch.Tensor
+    """Logical positions of the anchors among the divided tokens, `[B, *]`; negative for others."""
 
     def to(self, device: torch.device) -> Fold:
         """The same on another device."""
@@ -46,7 +49,7 @@ class Fold:
 class Spans:
     """Grows by folds; empty at first."""
 
-    def __init__(self, router: Router, slow: RawTier, dtype: torch.dtype | None) -> None:
+    def __init__(self, router: Router, slow: SlowTier, dtype: torch.dtype | None) -> None:
         """Start without spans.
 
         Args:
@@ -60,6 +63,8 @@ class Spans:
         """What the last generated token expanded."""
         self.moved = 0
         """Tokens of a kv head that were brought to the fast tier so far."""
+        self.tally: Tally | None = None
+        """Counts what is expanded, where one asks."""
 
     @property
     def is_empty(self) -> bool:
@@ -109,12 +114,26 @@ class Spans:
         keys, values = (tensor.to(self.dtype or tensor.dtype) for tensor in (keys, values))
         in_rows = fold.lengths.new_zeros(len(keys)).bool() if self.is_empty else self.in_rows
         tokens = fold.positions >= 0
-        self.router.add(NewSpans(keys, tokens, _means(keys, fold), moment, in_rows))
+        mean_keys = _means(keys, fold)
+        self.router.add(NewSpans(keys, tokens, mean_keys, moment, in_rows))
         ends = fold.lengths.cumsum(-1) + len(self.slow)
         self._fast.append(
             {"means": _means(values, fold), "starts": ends - fold.lengths, "ends": ends}
         )
-        self.slow.add(keys, values, fold.positions)
+        self.slow.add(Folded(keys, values, fold.positions, fold.lengths, mean_keys))
+
+    def reserve(self, fold: Fold, keys: torch.Tensor) -> None:
+        """Make sure that there is room for new spans, before anything is changed.
+
+        Args:
+            fold: Which.
+            keys: Of the layer, `[B, G, *, D]`.
+
+        Raises:
+            ArtifactError: When the slow tier has none.
+        """
+        like = keys[:, :, :0].to(self.dtype or keys.dtype)
+        self.slow.reserve(fold.tokens.shape[1], like)
 
     def route(self, query: torch.Tensor, scoring: Scoring) -> Routed:
         """What scaled queries `[B, G, H/G, Q, D]` make of the spans."""
@@ -186,14 +205,25 @@ class Spans:
         return self.router.bytes_slow + self.slow.nbytes
 
     @property
+    def bytes_moved(self) -> int:
+        """Keys and values that were brought to the fast tier so far."""
+        return 0 if self.is_empty else self.moved * self._token_bytes
+
+    @property
+    def _token_bytes(self) -> int:
+        """Of a token of one kv head, key and value."""
+        return self.slow.width * self.means.element_size()
+
+    @property
     def bytes_expanded(self) -> int:
         """What one expanded span of every row and kv head takes on the fast tier."""
         if self.is_empty:
             return 0
-        rows, heads, width = self.means.shape[0], self.means.shape[1], self.slow.width
-        token = width * self.means.element_size()
+        rows, heads = self.means.shape[:2]
         # Of each token whether it is one, of each span which it is.
-        return rows * heads * (self.slow.longest * (token + 1) + self.ends.element_size())
+        return (
+            rows * heads * (self.slow.longest * (self._token_bytes + 1) + self.ends.element_size())
+        )
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""
@@ -201,6 +231,8 @@ class Spans:
             self.pool = None
             for held in (self.slow, self.router, self._fast):
                 held.map(change)
+            if self.tally is not None:
+                self.tally.map(change)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name, expanded spans left out; none before the first span."""

@@ -30,13 +30,13 @@ class SummaryRouter:
             gates: Of the model; None to route by the score of the mean key.
             layer: Which of the layers that zoom this is, from 0.
         """
-        self._gates, self._layer = gates, layer
+        self.gates, self._layer = gates, layer
         held = {"mean_keys": 2} if gates is None else {"mean_keys": 2, "norms": 2}
         self._held = Growing(held)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SummaryRouter:
         """Copy what is held; the gates are the model's and never change."""
-        other = SummaryRouter(self._gates, self._layer)
+        other = SummaryRouter(self.gates, self._layer)
         other._held = copy.deepcopy(self._held, memo)
         return other
 
@@ -44,8 +44,8 @@ class SummaryRouter:
     def add(self, new: NewSpans) -> None:
         """Append new spans."""
         tensors = {"mean_keys": new.mean_keys}
-        if self._gates is not None:
-            norms = self._gates.norms(self._layer, new.mean_keys)
+        if self.gates is not None:
+            norms = self.gates.norms(self._layer, new.mean_keys)
             tensors["norms"] = norms.to(new.mean_keys.dtype)
         self._held.append(tensors)
 
@@ -59,11 +59,11 @@ class SummaryRouter:
 
     @torch.no_grad()
     def _excess(self, query: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor | None:
-        if self._gates is None:
+        if self.gates is None:
             return None
         layer, means, norms = self._layer, self._held["mean_keys"], self._held["norms"]
-        logits = self._gates.logits(layer, query, means, norms.float(), lengths)
-        thresholds = self._gates.thresholds_of(layer).to(logits.device)
+        logits = self.gates.logits(layer, query, means, norms.float(), lengths)
+        thresholds = self.gates.thresholds_of(layer).to(logits.device)
         return logits - thresholds.view(1, *query.shape[1:3], 1, 1)
 
     @property

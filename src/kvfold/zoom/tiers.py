@@ -1,9 +1,13 @@
-"""The slow tier: the keys and values of the tokens of all spans of a layer."""
+"""The slow tier: the keys and values of the tokens of all spans of a layer.
+
+What every form of it can do, and the plainest one, which holds them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -26,8 +30,85 @@ class Wanted:
     """Its tokens."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """The tokens of new spans, those of a row one after the other."""
+
+    keys: torch.Tensor
+    """`[B, G, N, D]`, rotated."""
+    values: torch.Tensor
+    """`[B, G, N, D]`."""
+    positions: torch.Tensor
+    """Logical ones, `[B, N]`; negative where a row has fewer."""
+    lengths: torch.Tensor
+    """Tokens of each span, `[B, S]`; 0 where a row has fewer."""
+    mean_keys: torch.Tensor
+    """Of each span, `[B, G, S, D]`."""
+
+
+class SlowTier(Protocol):
+    """Holds the tokens of the spans of one layer and brings those of some to the fast tier."""
+
+    longest: int
+    """L, tokens of the longest span."""
+
+    def __len__(self) -> int:
+        """Tokens of the spans of the row that has most, empty places among them included."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """2D, numbers of a token's key and value."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is held."""
+        ...
+
+    @property
+    def mean_rank(self) -> float | None:
+        """Components that spans are held in, on average; None where all are held as they are."""
+        ...
+
+    def reserve(self, count: int, like: torch.Tensor) -> None:
+        """Make sure that there is room for tokens to come, before anything is changed.
+
+        Args:
+            count: N of them in each row.
+            like: Keys of the layer, `[B, G, *, D]`.
+
+        Raises:
+            ArtifactError: When there is none.
+        """
+        ...
+
+    def add(self, new: Folded) -> None:
+        """Append new spans."""
+        ...
+
+    def fetch(self, wanted: Wanted) -> torch.Tensor:
+        """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
+        ...
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a change of the batch dimension to all that is held."""
+        ...
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by name."""
+        ...
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take the tensors of `state` back."""
+        ...
+
+
 class RawTier:
     """Keys and values as they are; those of one token next to each other."""
+
+    mean_rank: float | None = None
+    """There are no factors."""
 
     def __init__(self, longest: int) -> None:
         """Start empty.
@@ -68,17 +149,14 @@ class RawTier:
         """Of all tensors."""
         return self._held.nbytes
 
-    def add(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
-        """Append the tokens of new spans.
+    def reserve(self, count: int, like: torch.Tensor) -> None:
+        """Nothing: memory is not refused in advance."""
 
-        Args:
-            keys: `[B, G, N, D]`, rotated.
-            values: `[B, G, N, D]`.
-            positions: Logical ones, `[B, N]`; negative where a row has fewer.
-        """
-        self._key_width = keys.shape[-1]
-        tokens = torch.cat([keys, values], dim=-1)
-        self._held.append({"tokens": tokens, "positions": positions[:, None].int()})
+    def add(self, new: Folded) -> None:
+        """Append new spans."""
+        self._key_width = new.keys.shape[-1]
+        tokens = torch.cat([new.keys, new.values], dim=-1)
+        self._held.append({"tokens": tokens, "positions": new.positions[:, None].int()})
 
     def fetch(self, wanted: Wanted) -> torch.Tensor:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""

@@ -1,0 +1,81 @@
+"""Which slow tier a cache has: tokens as they are, in memory or on a disk, or factors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from kvfold.errors import ConfigError
+from kvfold.zoom.disk import DiskTier
+from kvfold.zoom.factors import Factoring, FactorTier
+from kvfold.zoom.gates import RANK, Gates
+from kvfold.zoom.tiers import RawTier, SlowTier
+from kvfold.zoom.turning import turnings
+
+MakeSlow = Callable[[int], SlowTier]
+"""Makes the slow tier of a layer, counted from 0 among those that zoom."""
+DEFAULTS: dict[str, object] = {"factors": "none", "rank": 16, "precision": "half", "disk": None}
+"""The options of the slow tier."""
+CHOICES = {"factors": ("none", "head", "joint"), "precision": ("half", "int8")}
+"""What some of them may be."""
+
+
+def check_slow(method: str, options: Mapping[str, object]) -> None:
+    """Refuse options of the slow tier that cannot be used.
+
+    Args:
+        method: Its registered name.
+        options: All of the method's, those that were not given as they are by default; what has
+            choices is one of them.
+
+    Raises:
+        ConfigError: Saying what to give.
+    """
+    rank, factors, disk = options["rank"], options["factors"], options["disk"]
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= RANK:
+        raise ConfigError(f"{method}: rank is {rank!r}, give a whole number from 1 to {RANK}")
+    for name in ("rank", "precision"):
+        if factors == "none" and options[name] != DEFAULTS[name]:
+            raise ConfigError(f"{method}: {name} is of factors: give factors=head or factors=joint")
+    if disk is None:
+        return
+    if factors != "none":
+        raise ConfigError(f"{method}: a disk holds spans as they are: leave out factors or disk")
+    if not isinstance(disk, str | os.PathLike) or not os.path.isdir(disk):
+        raise ConfigError(f"{method}: disk is {_named(disk)}, give a folder that exists")
+    if not os.access(disk, os.W_OK | os.X_OK):
+        raise ConfigError(f"{method}: disk is {_named(disk)}, give a folder you may write to")
+
+
+def _named(disk: object) -> str:
+    return repr(os.fspath(disk) if isinstance(disk, os.PathLike) else disk)
+
+
+def slow_tiers(
+    model: PreTrainedModel, longest: int, options: Mapping[str, object], gates: Gates | None
+) -> MakeSlow:
+    """What makes the slow tier of each layer.
+
+    Args:
+        model: Whose keys and values they hold.
+        longest: Tokens of the longest span.
+        options: That were checked.
+        gates: Those that say which components are used, if any do.
+
+    Raises:
+        UnsupportedModelError: When keys are to be factorised that cannot be turned back.
+    """
+    factors, rank, disk = options["factors"], options["rank"], options["disk"]
+    if isinstance(disk, str | os.PathLike):
+        folder = Path(disk).absolute()
+        return lambda index: DiskTier(folder, longest)
+    if factors == "none":
+        return lambda index: RawTier(longest)
+    assert isinstance(rank, int), "it was checked"
+    is_joint, is_int8 = factors == "joint", options["precision"] == "int8"
+    how = Factoring(rank, is_joint, is_int8, longest, None if is_joint else gates)
+    turned = turnings(model, longest)
+    return lambda index: FactorTier(how, turned[index], index)
