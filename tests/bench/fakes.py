@@ -58,6 +58,7 @@ class FakeRunner:
             full_bytes=10 * request.context,
             slow_bytes=2048 if request.subject == "sekv" else 0,
             moved_bytes=1024 if request.subject == "sekv" else 0,
+            parts={"surprisal": 0.125, "spans": 0.25} if request.subject == "sekv" else {},
         )
 
 

@@ -124,6 +124,14 @@ def test_prefill_is_timed_to_the_first_token(saved: Saved) -> None:
     assert found.model_bytes == 4 * model.num_parameters()
 
 
+def test_what_folding_takes_is_part_of_a_prefill(saved: Saved) -> None:
+    found = perform(request(saved("llama"), "sekv", "0.5", task="prefill", chunk_size=40))
+    assert found is not None
+    assert set(found.parts) == {"surprisal", "segmentation", "spans"}
+    assert all(took > 0 for took in found.parts.values())
+    assert sum(found.parts.values()) < sum(found.seconds)
+
+
 def test_dynamic_prefills_in_chunks_too(saved: Saved) -> None:
     found = perform(request(saved("llama"), "dynamic", task="prefill", chunk_size=32))
     assert found is not None

@@ -57,6 +57,7 @@ class Outcome:
             "full_bytes": self.last.full_bytes,
             "slow_bytes": self.last.slow_bytes,
             "moved_bytes": self.last.moved_bytes,
+            "parts": self.last.parts,
             "measurements": [asdict(each) for each in self.measurements],
         }
 

@@ -124,4 +124,5 @@ def _measurement(
         full_bytes=held.full_bytes,
         slow_bytes=held.slow_bytes,
         moved_bytes=held.moved_bytes,
+        parts=held.parts,
     )

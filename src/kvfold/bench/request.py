@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Task = Literal["store", "decode", "prefill"]
@@ -83,6 +83,8 @@ class Measurement:
     """The part of the cache's bytes that is on the slow tier."""
     moved_bytes: int = 0
     """Brought from there to the fast tier in all steps, the first ones included."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds that the method itself took of all, by part, where it counts them."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import DynamicCache, PreTrainedModel
@@ -34,6 +34,8 @@ class Held:
     """The part of all tensors that is on the slow tier."""
     moved_bytes: int = 0
     """Brought from there to the fast tier so far."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds that the method itself took of all, by part, where it counts them."""
 
 
 def require_subject(name: str) -> None:
@@ -123,6 +125,7 @@ def held_by(cache: Cache) -> Held:
             report.bytes_full,
             slow_bytes=report.bytes_slow,
             moved_bytes=details.bytes_moved if isinstance(details, ZoomReport) else 0,
+            parts=details.seconds if isinstance(details, ZoomReport) else {},
         )
     tensors = [
         (layer.keys, layer.values)

@@ -185,6 +185,8 @@ def _show(result: BenchResult, out: Path | None, *, json_output: bool) -> None:
         stdout().print(table(_COLUMNS[result.kind], _rows(result.kind, comparison), title=title))
         _say(_tiers(comparison))
         _say(_ratios(comparison))
+        if result.kind == "prefill":
+            _say(_parts(comparison))
     _say(str(finding) for finding in result.findings)
     _say(f"note: {text}" for text in result.notes)
 
@@ -215,6 +217,15 @@ def _tiers(comparison: Comparison) -> Iterable[str]:
             fast = format_bytes(each.last.cache_bytes - slow)
             moved = format_bytes(each.last.moved_bytes)
             yield f"{each.subject}: {fast} fast, {format_bytes(slow)} slow, {moved} moved"
+
+
+def _parts(comparison: Comparison) -> Iterable[str]:
+    """What a prefill's seconds went to beside the model's own, in the last round."""
+    for each in comparison.outcomes:
+        if parts := each.last.parts:
+            whole = sum(each.last.seconds)
+            named = ", ".join(f"{name} {took / whole:.1%}" for name, took in parts.items())
+            yield f"{each.subject}: of its {whole:.2f} s, {named}"
 
 
 def _ratios(comparison: Comparison) -> Iterable[str]:

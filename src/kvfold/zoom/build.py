@@ -21,7 +21,6 @@ from kvfold.zoom.folding import Folding
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.gates_artifact import GatesArtifact, shipped_gates
 from kvfold.zoom.layer import Resolution, Routing, ZoomLayer
-from kvfold.zoom.report import zoom_report
 from kvfold.zoom.slow import CHOICES, DEFAULTS, check_slow, slow_tiers
 
 STEP = 16
@@ -52,7 +51,8 @@ def build_cache(
             token is an anchor (1), `weighting` of a span's tokens in its means (`surprisal` or
             `even`), `slow` (`half` or `exact`: in what spans are held), `zoom` (whether spans are
             expanded at all), `factors` (`head` or `joint`: spans as low-rank factors of each kv
-            head, or of all together, where that is smaller; `none`), their `rank` (16, 32 at most)
+            head, or of all together, where that is smaller; `none`), their `rank` (half of
+            `longest`, 32 at most)
             and `precision` (`half`: as spans are, or `int8`), `disk` (a folder: spans stand in
             files there, which go with the cache). With `factors=head`, gates say which
             components are used: the ones that routing has, or given ones.
@@ -76,13 +76,13 @@ def build_cache(
     spec = CacheSpec(method, str(budget), None, options)
     if budget.is_everything:
         return KVCache(model, spec, CacheLayer)
-    numbers = itertools.count()
+    numbers, folding = itertools.count(), Folding(model, segmenting)
     return KVCache(
         model,
         spec,
         lambda: ZoomLayer(resolution, next(numbers)),
-        coordinator=Folding(model, segmenting),
-        details=zoom_report,
+        coordinator=folding,
+        details=folding.report,
     )
 
 

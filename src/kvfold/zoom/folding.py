@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +16,7 @@ from kvfold.errors import ConfigError
 from kvfold.models import lm_head
 from kvfold.zoom.fold import Segmenting, plan_fold
 from kvfold.zoom.layer import SURPRISAL, ZoomLayer
+from kvfold.zoom.report import ZoomReport, zoom_report
 from kvfold.zoom.surprisal import Surprisal
 
 WINDOW = 256
@@ -47,8 +51,20 @@ class Folding:
         """
         self._model = weakref.ref(model)
         self._how = segmenting
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._noted: int | None = None
         """Tokens seen when surprisal was noted; a fold that failed is tried again without it."""
+
+    def report(self, layers: Sequence[CacheLayer]) -> ZoomReport | None:
+        """What the layers hold, and what it took to fold them."""
+        return zoom_report(layers, dict(self._seconds))
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Count how long a part takes; on CUDA what it takes to ask for it."""
+        begin = time.perf_counter()
+        yield
+        self._seconds[part] += time.perf_counter() - begin
 
     def before_forward(self, layers: list[CacheLayer], count: int) -> None:
         """Make what was stored under `torch.inference_mode` writable."""
@@ -64,7 +80,8 @@ class Folding:
         first = zoom[0]
         new = first.newest
         if isinstance(new, slice) and new.stop - new.start > 1 and self._noted != first.seen:
-            self._note_surprisal(first, new, outcome)
+            with self._timed("surprisal"):
+                self._note_surprisal(first, new, outcome)
             self._noted = first.seen
         lengths, settled = _lengths(first), _settled(first)
         worth = (first.resolution.share * lengths).long()
@@ -107,14 +124,16 @@ class Folding:
     ) -> None:
         first = layers[0].slots
         surprisal = first.field(SURPRISAL)[:, 0]
-        fold = plan_fold(first, surprisal, settled, until, self._how, most)
+        with self._timed("segmentation"):
+            fold = plan_fold(first, surprisal, settled, until, self._how, most)
         if (notes := layers[0].notes) is not None:
             notes.note_anchors(fold.anchors)
-        if fold.lengths.shape[1] > 0:
+        with self._timed("spans"):
+            if fold.lengths.shape[1] > 0:
+                for layer in layers:
+                    layer.spans.reserve(fold, layer.slots.keys)
             for layer in layers:
-                layer.spans.reserve(fold, layer.slots.keys)
-        for layer in layers:
-            layer.fold(fold.to(layer.slots.positions.device), until)
+                layer.fold(fold.to(layer.slots.positions.device), until)
 
 
 def _lengths(layer: ZoomLayer) -> torch.Tensor:

@@ -43,6 +43,8 @@ class ZoomReport:
     bytes_peak: int = field(compare=False)
     """Largest fast bytes since: new tokens that are not folded yet, and all that the queries of a
     later prompt expand at once, included."""
+    seconds: dict[str, float] = field(compare=False)
+    """What folding took so far, by part: surprisal, segmentation, and making spans."""
 
     def __str__(self) -> str:
         """One line for a person."""
@@ -57,8 +59,13 @@ class ZoomReport:
         )
 
 
-def zoom_report(parts: Sequence[CacheLayer]) -> ZoomReport | None:
-    """Count what the layers of a cache hold; None when none of them zooms."""
+def zoom_report(parts: Sequence[CacheLayer], seconds: dict[str, float]) -> ZoomReport | None:
+    """Count what the layers of a cache hold; None when none of them zooms.
+
+    Args:
+        parts: The layers.
+        seconds: What folding took so far, by part.
+    """
     layers = [part for part in parts if isinstance(part, ZoomLayer)]
     if not layers:
         return None
@@ -78,6 +85,7 @@ def zoom_report(parts: Sequence[CacheLayer]) -> ZoomReport | None:
         bytes_moved=sum(layer.spans.bytes_moved for layer in layers),
         bytes_prompt=sum(layer.peaks[0] for layer in layers),
         bytes_peak=sum(layer.peaks[1] for layer in layers),
+        seconds=seconds,
     )
 
 

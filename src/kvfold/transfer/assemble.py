@@ -1,0 +1,111 @@
+"""A consumer's cache, layer by layer, of states without position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from kvfold.cache import CacheLayer, CacheSpec, KVCache
+from kvfold.cache.slots import POSITION_DTYPE
+from kvfold.errors import TransferError
+from kvfold.ops.selection import EMPTY
+from kvfold.transfer.endpoint import Endpoint, positions_of
+
+
+def full_cache(model: PreTrainedModel) -> KVCache:
+    """An empty cache of an attached model that keeps everything.
+
+    It says of itself what `kvfold.make_cache(model, "full")` does, so that it can be saved and read
+    back.
+    """
+    return KVCache(model, CacheSpec("full", "1.0", "layer"), CacheLayer)
+
+
+class Assembly:
+    """A full cache of a model while its layers come in, in any order.
+
+    Example:
+        >>> assembly = Assembly(endpoint, [len(ids)])  # doctest: +SKIP
+        >>> for layer in endpoint.layers:  # doctest: +SKIP
+        ...     assembly.put(layer, trace.keys(layer), trace.values(layer))
+        >>> cache = assembly.finish()  # doctest: +SKIP
+    """
+
+    def __init__(self, endpoint: Endpoint, lengths: Sequence[int]) -> None:
+        """Start an empty cache.
+
+        Args:
+            endpoint: An attached model.
+            lengths: Tokens of each row; shorter rows are padded on the left.
+
+        Raises:
+            ConfigError: When the model is not attached.
+        """
+        self._endpoint = endpoint
+        self._cache = full_cache(endpoint.model)
+        self._device, self._length = endpoint.model.device, max(lengths)
+        self._lengths = torch.tensor(lengths, device=self._device)
+        columns = torch.arange(self._length, device=self._device)
+        tokens = columns >= (self._length - self._lengths)[:, None]
+        self._tokens = None if bool(tokens.all()) else tokens
+        positions = positions_of(self._length, self._tokens, self._device)
+        self._turns = endpoint.turns(positions)
+        empty = positions if self._tokens is None else positions.masked_fill(~tokens, EMPTY)
+        self._places = empty.expand(len(lengths), -1)[:, None].to(POSITION_DTYPE)
+        self._missing = set(endpoint.layers)
+
+    @torch.no_grad()
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put one layer's states in.
+
+        Args:
+            layer: Index of the layer.
+            keys: Before RoPE, one row a token, `[N, G * D]`.
+            values: `[N, G * D]`.
+
+        Raises:
+            TransferError: When the layer is there already, or the model has no such layer.
+        """
+        if layer not in self._missing:
+            raise TransferError(f"layer {layer} came twice, or the model has none: ask again")
+        turned = self._endpoint.turn(layer, self._heads(layer, keys), self._turns)
+        dtype = self._endpoint.model.dtype
+        self._fill(
+            self._cache.layers[layer], turned.to(dtype), self._heads(layer, values).to(dtype)
+        )
+        self._missing.discard(layer)
+
+    def finish(self) -> KVCache:
+        """The cache, ready for `generate` with a prompt that goes on after the prefix.
+
+        Raises:
+            TransferError: When a layer is missing.
+        """
+        if self._missing:
+            raise TransferError(f"layers {sorted(self._missing)} did not arrive: ask again")
+        return self._cache
+
+    def _heads(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Rows `[N, G * D]` as `[B, G, T, D]`, zeros for padding."""
+        batch = len(self._lengths)
+        if self._tokens is None:
+            padded = rows.view(batch, self._length, -1)
+        else:
+            padded = rows.new_zeros(batch, self._length, rows.shape[1])
+            padded[self._tokens] = rows
+        heads = self._endpoint.anatomy.layers[layer].heads.kv_heads
+        return padded.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
+
+    def _fill(self, layer: object, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if isinstance(layer, DynamicLayer):
+            # A windowed layer keeps what its window holds.
+            layer.update(keys, values)
+            return
+        assert isinstance(layer, CacheLayer)
+        tensors = {"keys": keys, "values": values, "positions": self._places.clone()}
+        if self._tokens is not None:
+            tensors["lengths"] = self._lengths.clone()
+        layer.load(tensors, self._length, has_evicted=False)

@@ -1,0 +1,218 @@
+"""A consumer on the network: it asks for a prefix's codes, and can always do without.
+
+Whatever goes wrong (nobody there, too late, cut off, altered, of another codec) ends in the
+consumer reading the prefix itself; it says so in the log, in the answer, and counts it. A cache is
+handed out only when every layer came whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import torch
+
+from kvfold.cache import KVCache, prefill
+from kvfold.errors import ConfigError, TransferError
+from kvfold.transfer.assemble import full_cache
+from kvfold.transfer.ends import Arrival, Receiver
+from kvfold.transfer.protocol import (
+    REFUSAL,
+    pack_request,
+    read_exactly,
+    read_refusal,
+    request_of,
+)
+from kvfold.transfer.wire import Frame, Header, Limits, MessageReader
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """Whom a consumer asks, and how long it waits."""
+
+    host: str = "127.0.0.1"
+    """Address of the producer."""
+    port: int
+    """Port of the producer."""
+    connect_seconds: float = 2.0
+    """In which the connection must be there."""
+    answer_seconds: float = 60.0
+    """In which the whole message must have come, from the request on."""
+    server_name: str | None = None
+    """Name in the producer's certificate, where it is not the address."""
+    limits: Limits = field(default_factory=Limits)
+    """What is taken at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A prefix's cache, and where it is from."""
+
+    cache: KVCache
+    """Has seen the whole prefix."""
+    source: Literal["producer", "own"]
+    """Decoded from the producer's codes, or read by the consumer itself."""
+    reason: str | None
+    """Why the consumer read it itself."""
+    bytes_received: int
+    """Of the message, as far as it came."""
+    seconds: float
+    """From the question to the cache."""
+
+
+@dataclass(slots=True)
+class ConsumerCounts:
+    """What a consumer has done."""
+
+    asked: int = 0
+    """Prefixes asked for."""
+    received: int = 0
+    """Of these, decoded from codes."""
+    own: int = 0
+    """Of these, read by itself."""
+    bytes_received: int = 0
+    """Of messages."""
+
+    def to_dict(self) -> dict[str, int]:
+        """The counts as plain data."""
+        return asdict(self)
+
+
+class Consumer:
+    """Gets caches of prefixes for one consumer model.
+
+    Example:
+        >>> settings = ConsumerSettings(port=8471)  # doctest: +SKIP
+        >>> consumer = Consumer(codec.receiver(model), settings)  # doctest: +SKIP
+        >>> answer = consumer.prefix(ids)  # doctest: +SKIP
+        >>> model.generate(prompt, cache=answer.cache)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        settings: ConsumerSettings,
+        *,
+        key: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Get ready; nothing is connected yet.
+
+        Args:
+            receiver: The consumer's end of the codec.
+            settings: Whom to ask.
+            key: Shared with the producer.
+            tls: Client's context; plain TCP without it.
+
+        Raises:
+            ConfigError: When the key is empty.
+        """
+        if key is not None and not key:
+            raise ConfigError("the shared key is empty: give some random bytes, or None")
+        self._receiver, self._settings, self._key, self._tls = receiver, settings, key, tls
+        self.counts = ConsumerCounts()
+        """What was done."""
+
+    def prefix(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None) -> Answer:
+        """`ask`, for those who do not run an event loop."""
+        return asyncio.run(self.ask(ids, mask=mask))
+
+    async def ask(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None) -> Answer:
+        """The cache of a prefix: the producer's if it can be had in time, else the consumer's own.
+
+        Args:
+            ids: Token ids of the prefix, `[B, T]`, left padded.
+            mask: False for padding, `[B, T]`.
+
+        Returns:
+            The cache; see `Receiver.decode` for how to go on with it.
+
+        Raises:
+            ConfigError: For more tokens than the model has positions, or none.
+        """
+        started = time.monotonic()
+        self.counts.asked += 1
+        before = self.counts.bytes_received
+        try:
+            cache, reason = await self._receive(ids, mask), None
+            self.counts.received += 1
+        except asyncio.TimeoutError:
+            cache, reason = None, f"no whole answer within {self._settings.answer_seconds:g} s"
+        except (TransferError, OSError) as error:
+            cache, reason = None, str(error) or type(error).__name__
+        if cache is None:
+            _LOGGER.warning("the consumer reads the prefix itself: %s", reason)
+            self.counts.own += 1
+            cache = await asyncio.get_running_loop().run_in_executor(None, self._read, ids, mask)
+        return Answer(
+            cache,
+            "producer" if reason is None else "own",
+            reason,
+            self.counts.bytes_received - before,
+            time.monotonic() - started,
+        )
+
+    def _read(self, ids: torch.Tensor, mask: torch.Tensor | None) -> KVCache:
+        model = self._receiver.endpoint.model
+        cache = full_cache(model)
+        attended = None if mask is None else mask.long()
+        prefill(model, ids, cache, attention_mask=attended)
+        return cache
+
+    async def _receive(self, ids: torch.Tensor, mask: torch.Tensor | None) -> KVCache:
+        settings = self._settings
+        connecting = asyncio.open_connection(
+            settings.host,
+            settings.port,
+            ssl=self._tls,
+            server_hostname=settings.server_name if self._tls else None,
+            limit=2**20,
+        )
+        try:
+            reader, writer = await asyncio.wait_for(connecting, settings.connect_seconds)
+        except asyncio.TimeoutError as error:
+            raise TransferError(
+                f"no connection to {settings.host}:{settings.port} within "
+                f"{settings.connect_seconds:g} s"
+            ) from error
+        try:
+            exchange = self._exchange(reader, writer, ids, mask)
+            return await asyncio.wait_for(exchange, settings.answer_seconds)
+        finally:
+            writer.transport.abort()
+
+    async def _exchange(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> KVCache:
+        codec = self._receiver.codec
+        request = request_of(codec.digest, codec.tokenizer, ids, mask)
+        writer.write(pack_request(request, self._key))
+        await writer.drain()
+        message = MessageReader(key=self._key, limits=self._settings.limits)
+        arrival: Arrival | None = None
+        loop = asyncio.get_running_loop()
+        while message.wanted:
+            data = await read_exactly(reader, message.wanted)
+            self.counts.bytes_received += len(data)
+            if arrival is None and data.startswith(REFUSAL):
+                reason = await read_refusal(reader, data, self._key)
+                raise TransferError(f"the producer refused: {reason}")
+            piece = message.take(data)
+            if isinstance(piece, Header):
+                arrival = self._receiver.begin(piece, message, ids=ids, mask=mask)
+            elif isinstance(piece, Frame):
+                assert arrival is not None
+                # Layers are decoded while the next ones come.
+                await loop.run_in_executor(None, arrival.take, piece)
+        assert arrival is not None
+        return arrival.finish()

@@ -1,0 +1,222 @@
+"""The two ends of a transfer: a producer that sends prefixes, a consumer that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvfold.cache import KVCache
+from kvfold.errors import ConfigError, TransferError
+from kvfold.transfer.assemble import Assembly
+from kvfold.transfer.coder import decode_layer, encode_layer, layout_of, moved
+from kvfold.transfer.endpoint import Endpoint
+from kvfold.transfer.wire import (
+    Frame,
+    Header,
+    Limits,
+    MessageReader,
+    MessageWriter,
+    ids_digest,
+    read_message,
+)
+
+if TYPE_CHECKING:
+    from kvfold.transfer.codec import Codec
+
+_FRAME_HEADER = 4096
+"""Bytes that a frame may have beyond its tensors."""
+
+
+class Sender:
+    """The producer's end of a codec."""
+
+    def __init__(self, codec: Codec, endpoint: Endpoint) -> None:
+        """Use `Codec.sender`, which checks the model."""
+        self.codec = codec
+        self.endpoint = endpoint
+        self._coders = [moved(coder, endpoint.model.device) for coder in codec.coders]
+
+    def pieces(
+        self,
+        ids: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        key: bytes | None = None,
+        chunk_size: int | None = None,
+    ) -> Iterator[bytes]:
+        """Read a prefix and give the message piece by piece: the header, then each layer.
+
+        Args:
+            ids: Token ids of the prefix, `[B, T]`, left padded.
+            mask: False for padding, `[B, T]`.
+            key: Seals the message; see `kvfold.transfer.wire`.
+            chunk_size: Most tokens a forward.
+
+        Raises:
+            ConfigError: For a row without tokens, or more tokens than the model has positions.
+        """
+        _check_rows(ids, mask)
+        trace = self.endpoint.read(ids, mask=mask, hidden=self.codec.patched, chunk_size=chunk_size)
+        lengths = tuple(row_lengths(ids, mask))
+        writer = MessageWriter(self.codec.header(ids_digest(ids, mask), lengths), key)
+        yield writer.start
+        for layer, coder in enumerate(self._coders):
+            yield writer.frame(layer, encode_layer(coder, trace, layer))
+
+
+class Receiver:
+    """The consumer's end of a codec."""
+
+    def __init__(self, codec: Codec, endpoint: Endpoint) -> None:
+        """Use `Codec.receiver`, which checks the model."""
+        self.codec = codec
+        self.endpoint = endpoint
+        self.coders = [moved(coder, endpoint.model.device) for coder in codec.coders]
+
+    def decode(
+        self,
+        message: bytes,
+        *,
+        ids: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        key: bytes | None = None,
+        limits: Limits | None = None,
+    ) -> KVCache:
+        """The cache of a message.
+
+        The cache has seen the whole prefix. A prompt that goes on after it is given to `generate`
+        as ever; for one that ends with it, `cache.crop(-1)` first, so that the last token's logits
+        are computed.
+
+        Args:
+            message: As `Codec.encode` gives it.
+            ids: The prefix that was asked for, `[B, T]`; another one's codes are refused.
+            mask: False for padding in `ids`.
+            key: Shared with the producer.
+            limits: What is taken at most.
+
+        Returns:
+            A full cache of the consumer.
+
+        Raises:
+            TransferError: When the message is damaged, hostile, or of another codec or prefix.
+        """
+        reader = MessageReader(key=key, limits=limits)
+        arrival: Arrival | None = None
+        for piece in read_message(message, reader):
+            if isinstance(piece, Header):
+                arrival = self.begin(piece, reader, ids=ids, mask=mask)
+            else:
+                assert arrival is not None
+                arrival.take(piece)
+        assert arrival is not None
+        return arrival.finish()
+
+    def begin(
+        self,
+        header: Header,
+        reader: MessageReader,
+        *,
+        ids: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> Arrival:
+        """Check a header and get ready for its layers; no frame may then be larger than theirs.
+
+        Raises:
+            TransferError: When the message is of another codec or prefix.
+        """
+        self._check(header, ids, mask)
+        arrival = Arrival(self, header)
+        reader.frame_limit = min(reader.frame_limit, arrival.frame_limit)
+        return arrival
+
+    def _check(self, header: Header, ids: torch.Tensor | None, mask: torch.Tensor | None) -> None:
+        prefix = header.ids if ids is None else ids_digest(ids, mask)
+        expected = self.codec.header(prefix, header.lengths)
+        for name, meaning in (
+            ("producer", "another producer model"),
+            ("consumer", "another consumer model"),
+            ("tokenizer", "another tokenizer"),
+            ("codec", "another codec"),
+            ("ids", "another prefix"),
+            ("layers", "another number of layers"),
+        ):
+            if getattr(header, name) != getattr(expected, name):
+                raise TransferError(
+                    f"the message is of {meaning}: use one codec on both sides and ask again"
+                )
+        if ids is not None and header.lengths != tuple(row_lengths(ids, mask)):
+            raise TransferError("the message is of a prefix of other lengths: ask again")
+        limit = self.endpoint.anatomy.max_positions
+        if limit is not None and max(header.lengths) > limit:
+            raise TransferError(
+                f"the message has {max(header.lengths)} tokens, more than the model's {limit} "
+                "positions: ask for a shorter prefix"
+            )
+
+
+class Arrival:
+    """A cache whose layers are coming in."""
+
+    def __init__(self, receiver: Receiver, header: Header) -> None:
+        """Use `Receiver.begin`, which checks the header."""
+        self._coders, self._endpoint = receiver.coders, receiver.endpoint
+        self._count = header.tokens
+        self._layouts = [layout_of(coder, header.tokens) for coder in self._coders]
+        self._assembly = Assembly(receiver.endpoint, header.lengths)
+
+    @property
+    def frame_limit(self) -> int:
+        """Bytes that no frame exceeds."""
+        sizes = [
+            sum(torch.Size(shape).numel() * dtype.itemsize for dtype, shape in layout.values())
+            for layout in self._layouts
+        ]
+        return max(sizes) + _FRAME_HEADER
+
+    def take(self, frame: Frame) -> None:
+        """Decode a layer into the cache.
+
+        Raises:
+            TransferError: When its tensors are not those of the codec, or not finite.
+        """
+        found = {name: (t.dtype, tuple(t.shape)) for name, t in frame.tensors.items()}
+        if found != self._layouts[frame.layer]:
+            raise TransferError(
+                f"layer {frame.layer} does not hold the tensors that the codec has: ask again"
+            )
+        floats = (t for t in frame.tensors.values() if t.is_floating_point())
+        if not all(bool(t.isfinite().all()) for t in floats):
+            raise TransferError(f"layer {frame.layer} holds NaN or infinity: ask again")
+        device = self._endpoint.model.device
+        packed = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
+        coder = self._coders[frame.layer]
+        states = decode_layer(coder, self._endpoint, frame.layer, packed, self._count)
+        self._assembly.put(frame.layer, *states)
+
+    def finish(self) -> KVCache:
+        """The cache.
+
+        Raises:
+            TransferError: When a layer is missing.
+        """
+        return self._assembly.finish()
+
+
+def row_lengths(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+    """Tokens of each row of `[B, T]` token ids."""
+    return [ids.shape[1]] * len(ids) if mask is None else mask.long().sum(-1).tolist()
+
+
+def _check_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+    if mask is not None and mask.shape != ids.shape:
+        raise ConfigError(
+            f"the mask {list(mask.shape)} does not fit the token ids {list(ids.shape)}: give one "
+            "of the same shape"
+        )
+    if ids.shape[1] == 0 or (mask is not None and not bool(mask.bool().any(-1).all())):
+        raise ConfigError("a row of the prefix has no tokens: give at least one")
+    if mask is not None and bool((mask[:, :-1].bool() & ~mask[:, 1:].bool()).any()):
+        raise ConfigError("the mask has padding after a token: pad on the left")

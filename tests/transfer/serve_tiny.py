@@ -1,0 +1,23 @@
+"""A process that serves the codes of a tiny pair, for tests that kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from kvfold.transfer.producer import Producer
+from tests.transfer.codecs import quick_codec
+from tests.transfer.pairs import tiny_pair, tiny_texts
+
+
+async def serve() -> None:
+    base, other = tiny_pair()
+    codec = quick_codec(base, other, tiny_texts(4), bits=8)
+    async with Producer([codec.sender(base)]) as producer:
+        sys.stdout.write(f"{producer.port}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())

@@ -1,0 +1,485 @@
+"""Two ends on loopback: the producer's cache when it can be had, the consumer's own when not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvfold.errors import ConfigError
+from kvfold.transfer.codec import Codec
+from kvfold.transfer.consumer import Answer, Consumer, ConsumerSettings
+from kvfold.transfer.ends import Receiver, Sender
+from kvfold.transfer.producer import Producer, ServiceSettings
+from kvfold.transfer.protocol import Request, pack_refusal, pack_request
+from kvfold.transfer.wire import MAGIC
+from tests.contract import left_padded
+from tests.tiny import tiny_ids
+from tests.transfer.codecs import quick_codec
+from tests.transfer.pairs import continued, tiny_pair, tiny_texts
+
+IDS = tiny_ids(1, 24)
+FOLLOW = tiny_ids(1, 6, seed=1)
+
+
+@pytest.fixture(scope="module")
+def ends() -> tuple[Sender, Receiver]:
+    base, other = tiny_pair()
+    codec = quick_codec(base, other, tiny_texts(4), bits=8, patches=(1,))
+    return codec.sender(base), codec.receiver(other)
+
+
+def logits(receiver: Receiver, cache) -> torch.Tensor:
+    return continued(receiver.endpoint.model, cache, FOLLOW)
+
+
+def expected(ends, ids: torch.Tensor = IDS) -> torch.Tensor:
+    """What the consumer says over the producer's codes."""
+    sender, receiver = ends
+    return logits(receiver, receiver.decode(b"".join(sender.pieces(ids)), ids=ids))
+
+
+def own(receiver: Receiver, ids: torch.Tensor = IDS) -> torch.Tensor:
+    """What the consumer says over what it read itself."""
+    consumer = Consumer(receiver, ConsumerSettings(port=1))
+    return logits(receiver, consumer._read(ids, None))
+
+
+def assert_own(receiver: Receiver, answer: Answer, reason: str) -> None:
+    assert answer.source == "own"
+    assert answer.reason is not None
+    assert reason in answer.reason
+    assert torch.equal(logits(receiver, answer.cache), own(receiver))
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def against(handler: Handler, receiver: Receiver, **options) -> tuple[Answer, Consumer]:
+    """Ask a server that does what the handler does."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        key = options.pop("key", None)
+        settings = ConsumerSettings(port=port, **options)
+        consumer = Consumer(receiver, settings, key=key)
+        return await consumer.ask(IDS), consumer
+
+
+def test_codes_are_served_and_read_once(ends):
+    sender, receiver = ends
+
+    async def run():
+        async with Producer([sender]) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            answers = [await consumer.ask(IDS) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            return answers, consumer.counts.to_dict(), producer.counts.to_dict()
+
+    answers, asked, served = asyncio.run(run())
+    size = len(b"".join(sender.pieces(IDS)))
+    for answer in answers:
+        assert (answer.source, answer.reason, answer.bytes_received) == ("producer", None, size)
+        assert torch.equal(logits(receiver, answer.cache), expected(ends))
+    assert asked == {"asked": 3, "received": 3, "own": 0, "bytes_received": 3 * size}
+    assert served == {
+        "requests": 3,
+        "served": 3,
+        "encoded": 1,
+        "refused": 0,
+        "broken": 0,
+        "bytes_sent": 3 * size,
+    }
+
+
+def test_batches_of_prefixes(ends):
+    sender, receiver = ends
+    ids, mask = tiny_ids(3, 24, seed=4), left_padded([24, 7, 15], 24)
+
+    async def run():
+        async with Producer([sender]) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            return await consumer.ask(ids, mask=mask)
+
+    answer = asyncio.run(run())
+    assert answer.source == "producer"
+    report = answer.cache.report()
+    assert (report.rows, report.tokens_seen) == (3, 24)
+    positions = answer.cache.own_layers[0].slots.positions
+    assert [(row >= 0).sum().item() for row in positions[:, 0]] == [24, 7, 15]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_sixty_four_consumers_at_once(ends, same: bool):
+    sender, receiver = ends
+
+    async def run():
+        async with Producer([sender]) as producer:
+            settings = ConsumerSettings(port=producer.port)
+            prefixes = [IDS if same else tiny_ids(1, 8, seed=seed) for seed in range(64)]
+            consumers = [Consumer(receiver, settings) for _ in prefixes]
+            asked = (c.ask(ids) for c, ids in zip(consumers, prefixes, strict=True))
+            answers = await asyncio.gather(*asked)
+            await asyncio.sleep(0.1)
+            left = (len(producer._clients), len(producer._waiting))
+            return answers, producer.counts, left
+
+    answers, counts, left = asyncio.run(run())
+    assert {answer.source for answer in answers} == {"producer"}
+    assert (counts.served, counts.encoded, left) == (64, 1 if same else 64, (0, 0))
+    if same:
+        found = [logits(receiver, answer.cache) for answer in answers[::21]]
+        assert all(torch.equal(each, expected(ends)) for each in found)
+
+
+def test_codes_that_are_no_longer_kept_are_made_again(ends):
+    sender, receiver = ends
+
+    async def run():
+        async with Producer([sender], ServiceSettings(seconds_kept=0.0)) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            answers = [await consumer.ask(IDS) for _ in range(2)]
+            return answers, producer.counts.encoded
+
+    answers, encoded = asyncio.run(run())
+    assert [answer.source for answer in answers] == ["producer"] * 2
+    assert encoded == 2
+
+
+def test_nobody_there(ends, caplog):
+    _, receiver = ends
+
+    async def free_port() -> int:
+        server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        server.close()
+        await server.wait_closed()
+        return port
+
+    consumer = Consumer(receiver, ConsumerSettings(port=asyncio.run(free_port())))
+    with caplog.at_level(logging.WARNING):
+        answer = consumer.prefix(IDS)
+    assert_own(receiver, answer, "")
+    assert "the consumer reads the prefix itself" in caplog.text
+    assert consumer.counts.to_dict() == {
+        "asked": 1,
+        "received": 0,
+        "own": 1,
+        "bytes_received": 0,
+    }
+
+
+def test_a_producer_that_is_late(ends):
+    _, receiver = ends
+
+    async def handler(reader, writer):
+        await asyncio.sleep(5)
+
+    answer, consumer = asyncio.run(against(handler, receiver, answer_seconds=0.2))
+    assert_own(receiver, answer, "no whole answer within 0.2 s")
+    assert consumer.counts.own == 1
+
+
+@pytest.mark.parametrize("key", [None, b"shared"])
+def test_a_producer_that_goes_away_while_it_sends(ends, key):
+    sender, receiver = ends
+    pieces = list(sender.pieces(IDS, key=key))
+    whole = b"".join(pieces)
+    ends_of_pieces = [sum(map(len, pieces[:count])) for count in range(len(pieces) + 1)]
+    cuts = sorted({*ends_of_pieces[:-1], 5, 16, 17, len(whole) // 2, len(whole) - 1})
+
+    for cut in cuts:
+
+        async def handler(reader, writer, cut=cut):
+            await reader.read(10)
+            writer.write(whole[:cut])
+            await writer.drain()
+            writer.close()
+
+        answer, _ = asyncio.run(against(handler, receiver, key=key))
+        assert_own(receiver, answer, "connection ended" if cut else "")
+
+
+def damaged(whole: bytes, position: int) -> bytes:
+    return whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :]
+
+
+def test_answers_that_are_no_good(ends):
+    sender, receiver = ends
+    whole = b"".join(sender.pieces(IDS))
+    bad = [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no kvfold message"),
+        (damaged(whole, 300), "altered"),
+        (damaged(whole, len(whole) - 100), "altered"),
+        (MAGIC + struct.pack(">HHI", 1, 0, 2**32 - 1), "4294967295 bytes"),
+        (b"".join(sender.pieces(tiny_ids(1, 24, seed=9))), "another prefix"),
+        (b"".join(sender.pieces(IDS, key=b"k")), "give the shared key"),
+        (pack_refusal("because", None), "the producer refused: because"),
+        (pack_refusal("because", None)[:-1] + b"?", "altered"),
+        (pack_refusal("x" * 10**6, None), "the producer refused: xxx"),
+    ]
+    for data, reason in bad:
+
+        async def handler(reader, writer, data=data):
+            await reader.read(10)
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0.5)
+
+        answer, _ = asyncio.run(against(handler, receiver))
+        assert_own(receiver, answer, reason)
+
+
+def test_a_shared_key_is_asked_of_both(ends):
+    sender, receiver = ends
+
+    async def run(served: bytes | None, asked: bytes | None) -> Answer:
+        async with Producer([sender], key=served) as producer:
+            settings = ConsumerSettings(port=producer.port, answer_seconds=5)
+            return await Consumer(receiver, settings, key=asked).ask(IDS)
+
+    assert asyncio.run(run(b"one", b"one")).source == "producer"
+    for served, asked in ((b"one", b"two"), (b"one", None), (None, b"one")):
+        assert_own(receiver, asyncio.run(run(served, asked)), "")
+
+
+def test_requests_that_are_no_good_are_refused(ends):
+    sender, _ = ends
+    good = Request(sender.codec.digest, "", ((5, 6),))
+    settings = ServiceSettings(request_seconds=0.3, request_bytes=1000, tokens=100)
+    bad = [
+        (b"GET / HTTP/1.1\r\n\r\n", b"no kvfold message"),
+        (pack_request(replace(good, codec="x"), None), b"this codec"),
+        (pack_request(replace(good, tokenizer="x"), None), b"another tokenizer"),
+        (pack_request(replace(good, rows=((300,),)), None), b"beyond the producer's 257"),
+        (pack_request(replace(good, rows=((5,) * 101,)), None), b"more than the 100 taken"),
+        (pack_request(replace(good, rows=((5,) * 60, (5,))), None), b"more than the 100 taken"),
+        (pack_request(replace(good, rows=((5,) * 999,)), None), b"more than the 1000 taken"),
+        (pack_request(replace(good, rows=()), None), b"at least one each"),
+        (pack_request(replace(good, rows=((),)), None), b"at least one each"),
+        (pack_request(replace(good, rows=((-1,),)), None), b"at least one each"),
+        (pack_request(replace(good, rows=((1.5,),)), None), b"at least one each"),
+        (pack_request(good, None)[:-1] + b"?", b"altered"),
+        (pack_request(good, None)[:40], b"within 0.3 s"),
+        (pack_request(good, b"key"), b"give the shared key"),
+    ]
+
+    async def run():
+        async with Producer([sender], settings) as producer:
+            found = []
+            for data, _ in bad:
+                reader, writer = await asyncio.open_connection("127.0.0.1", producer.port)
+                writer.write(data)
+                found.append(await reader.read())
+                writer.close()
+            return found, producer.counts
+
+    found, counts = asyncio.run(run())
+    for (_, reason), answer in zip(bad, found, strict=True):
+        assert answer.startswith(b"KVFOLDNO")
+        assert reason in answer
+    assert (counts.refused, counts.served, counts.encoded) == (len(bad), 0, 0)
+
+
+def test_a_request_that_drips_in_costs_no_more_than_its_deadline(ends):
+    sender, receiver = ends
+    settings = ServiceSettings(request_seconds=0.3)
+    data = pack_request(Request(sender.codec.digest, "", ((5, 6),)), None)
+
+    async def drip(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = asyncio.create_task(reader.read())
+        for byte in data:
+            if answer.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        writer.close()
+        return await answer
+
+    async def run():
+        async with Producer([sender], settings) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            dripped, answer = await asyncio.gather(drip(producer.port), consumer.ask(IDS))
+            await asyncio.sleep(0.1)
+            return dripped, answer, len(producer._clients)
+
+    dripped, answer, left = asyncio.run(run())
+    assert b"did not come within 0.3 s" in dripped
+    assert (answer.source, left) == ("producer", 0)
+
+
+def test_a_client_that_does_not_take_its_codes_is_let_go(ends):
+    sender, _ = ends
+    settings = ServiceSettings(send_seconds=0.3)
+    long = Request(sender.codec.digest, "", ((5,) * 500,) * 200)
+
+    async def run():
+        async with Producer([sender], settings) as producer:
+            port = producer.port
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(pack_request(long, None))
+            for _ in range(400):
+                await asyncio.sleep(0.05)
+                if producer.counts.broken:
+                    break
+            counts, left = replace(producer.counts), len(producer._clients)
+            writer.transport.abort()
+            return counts, left
+
+    counts, left = asyncio.run(run())
+    assert (counts.broken, counts.served, left) == (1, 0, 0)
+
+
+def test_one_client_too_many_is_refused_at_once(ends):
+    sender, receiver = ends
+    settings = ServiceSettings(connections=1)
+
+    async def run():
+        async with Producer([sender], settings) as producer:
+            _, writer = await asyncio.open_connection("127.0.0.1", producer.port)
+            await asyncio.sleep(0.05)
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            refused = await consumer.ask(IDS)
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+            return refused, await consumer.ask(IDS)
+
+    refused, served = asyncio.run(run())
+    assert_own(receiver, refused, "too many clients")
+    assert served.source == "producer"
+
+
+def test_a_producer_that_is_closed_lets_everyone_go(ends):
+    sender, receiver = ends
+
+    async def run():
+        producer = Producer([sender])
+        await producer.start()
+        consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+        _, idle = await asyncio.open_connection("127.0.0.1", producer.port)
+        await asyncio.sleep(0.05)
+        await producer.close()
+        idle.transport.abort()
+        return await consumer.ask(IDS), len(producer._clients)
+
+    answer, left = asyncio.run(run())
+    assert_own(receiver, answer, "")
+    assert left == 0
+
+
+def test_a_producer_whose_model_fails_says_so(ends, monkeypatch):
+    sender, receiver = ends
+
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    async def run():
+        async with Producer([sender]) as producer:
+            monkeypatch.setattr(sender.endpoint, "read", fail)
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            failed = await consumer.ask(IDS)
+            monkeypatch.undo()
+            return failed, await consumer.ask(IDS)
+
+    failed, served = asyncio.run(run())
+    assert_own(receiver, failed, "failed to read the prefix (out of memory)")
+    assert served.source == "producer"
+
+
+def test_several_codecs_of_one_producer(ends):
+    sender, receiver = ends
+    plain = quick_codec(sender.endpoint.model, receiver.endpoint.model, tiny_texts(4), bits=4)
+    other = (plain.sender(sender.endpoint.model), plain.receiver(receiver.endpoint.model))
+
+    async def run():
+        async with Producer([sender, other[0]]) as producer:
+            settings = ConsumerSettings(port=producer.port)
+            return [await Consumer(r, settings).ask(IDS) for r in (receiver, other[1])]
+
+    for answer, pair in zip(asyncio.run(run()), (ends, other), strict=True):
+        assert torch.equal(logits(receiver, answer.cache), expected(pair))
+
+
+def test_serving_other_machines_needs_a_key_or_tls(ends):
+    sender, _ = ends
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
+        with pytest.raises(ConfigError, match="key or TLS"):
+            Producer([sender], ServiceSettings(host=host))
+        Producer([sender], ServiceSettings(host=host), key=b"key")
+    for host in ("127.0.0.1", "::1", "localhost"):
+        Producer([sender], ServiceSettings(host=host))
+    with pytest.raises(ConfigError, match="key is empty"):
+        Producer([sender], key=b"")
+    with pytest.raises(ConfigError, match="key is empty"):
+        Consumer(ends[1], ConsumerSettings(port=1), key=b"")
+
+
+def test_a_port_that_is_taken_is_a_clear_error(ends):
+    sender, _ = ends
+
+    async def run():
+        async with Producer([sender]) as producer:
+            with pytest.raises(ConfigError, match="cannot listen at"):
+                await Producer([sender], ServiceSettings(port=producer.port)).start()
+
+    asyncio.run(run())
+
+
+def test_tls_both_ways(ends, tmp_path):
+    sender, receiver = ends
+    certificate = self_signed(tmp_path)
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(*certificate)
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+
+    async def run(context: ssl.SSLContext | None) -> Answer:
+        async with Producer([sender], tls=served) as producer:
+            settings = ConsumerSettings(
+                port=producer.port, server_name="localhost", answer_seconds=5
+            )
+            return await Consumer(receiver, settings, tls=context).ask(IDS)
+
+    assert asyncio.run(run(trusting)).source == "producer"
+    assert_own(receiver, asyncio.run(run(ssl.create_default_context())), "certificate")
+    assert_own(receiver, asyncio.run(run(None)), "")
+
+
+def self_signed(folder):
+    import shutil
+    import subprocess
+
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    paths = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(command, check=True, capture_output=True)
+    return paths
+
+
+def test_a_codec_of_another_pair_is_never_used(ends):
+    sender, receiver = ends
+    twin = Codec(sender.codec.coders, sender.codec.producer, sender.codec.consumer, "words", {})
+
+    async def run():
+        async with Producer([Sender(twin, sender.endpoint)]) as producer:
+            return await Consumer(receiver, ConsumerSettings(port=producer.port)).ask(IDS)
+
+    assert_own(receiver, asyncio.run(run()), "this codec")
