@@ -66,7 +66,7 @@ class Filled:
         """What both give of all tokens, `[*, 2D]`."""
         wanted = self.wanted()
         is_token = torch.arange(self.tier.longest) < wanted.lengths[:, None]
-        return tuple(each.fetch(wanted)[is_token] for each in (self.tier, self.raw))
+        return self.tier.fetch(wanted)[is_token], self.raw.fetch(wanted)[is_token]
 
     def error(self) -> float:
         """Relative, of the tier's tokens against the raw ones."""

@@ -142,8 +142,9 @@ def test_what_options_make(tmp_path: Path):
     assert type(tier(disk=str(tmp_path))) is DiskTier
     how = tier(factors="head")._how
     assert (how.rank, how.is_joint, how.is_int8, how.longest, how.gates) == (
-        16, False, False, 32, None,
+        8, False, False, 16, None,
     )  # fmt: skip
+    assert [tier(factors="head", longest=each)._how.rank for each in (32, 64, 200)] == [16, 32, 32]
     how = tier(factors="joint", rank=32, precision="int8", longest=64)._how
     assert (how.rank, how.is_joint, how.is_int8, how.longest) == (32, True, True, 64)
 

@@ -23,6 +23,7 @@ from kvfold.ops.lowrank import factorise
 from kvfold.ops.quantize import quantise, scales_of
 from kvfold.zoom.gates import RANK, Gates
 from kvfold.zoom.growing import Growing
+from kvfold.zoom.runs import packed, runs, starts_of
 from kvfold.zoom.tiers import Folded, Wanted
 from kvfold.zoom.turning import Turning
 
@@ -131,13 +132,13 @@ class FactorTier:
         counts, as_they_are = used.sum((2, 3)), lengths * is_raw
         first = torch.where(
             is_raw,
-            _starts(as_they_are) + len(self._tokens),
-            _starts(counts) + len(self._right),
+            starts_of(as_they_are) + len(self._tokens),
+            starts_of(counts) + len(self._right),
         )
-        first = torch.stack([first, _starts(counts * lengths) + len(self._left)], dim=-1)
+        first = torch.stack([first, starts_of(counts * lengths) + len(self._left)], dim=-1)
         index = {"first": first.int(), "ranks": used.sum(-1).to(torch.uint8)}
         tokens = torch.cat([new.keys, new.values], dim=-1)
-        self._tokens.append({"tokens": _packed(tokens, _in_spans(is_raw, new))})
+        self._tokens.append({"tokens": packed(tokens, _in_spans(is_raw, new))})
         self._append(found._replace(used=used), lengths, new.keys.dtype)
         self._index.append(index)
         self._length += tokens.shape[2]
@@ -145,7 +146,7 @@ class FactorTier:
     def _factorise(self, new: Folded) -> _Components:
         how, lengths = self._how, new.lengths
         steps = torch.arange(how.longest, device=lengths.device)
-        where = _starts(lengths).unsqueeze(-1) + steps
+        where = starts_of(lengths).unsqueeze(-1) + steps
         where = where.clamp_max_(new.keys.shape[2] - 1)
         keys, values = (
             side.gather(
@@ -206,13 +207,15 @@ class FactorTier:
             scales = scales_of(left, 8, -1), scales_of(right, 8, -1)
             left, right = quantise(left, scales[0], 8), quantise(right, scales[1], 8)
             both = (scales[0] * scales[1]).flatten(2)
-            tensors["scales"] = _packed(both, used.flatten(1))
+            tensors["scales"] = packed(both, used.flatten(1))
         else:
+            # No component leaves the range of float16, which has more digits.
+            dtype = torch.float16 if dtype == torch.bfloat16 else dtype
             left, right = left.to(dtype), right.to(dtype)
-        tensors["right"] = _packed(right.flatten(2, 4), used.flatten(1))
+        tensors["right"] = packed(right.flatten(2, 4), used.flatten(1))
         self._right.append(tensors)
         numbers = (used.unsqueeze(-1) & inside).flatten(1)
-        self._left.append({"left": _packed(left.flatten(2), numbers)})
+        self._left.append({"left": packed(left.flatten(2), numbers)})
 
     # Giving -----------------------------------------------------------------------------------
 
@@ -220,16 +223,17 @@ class FactorTier:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
         first = self._index["first"][wanted.rows, wanted.spans].long()
         ranks = self.ranks[wanted.rows, wanted.spans].long()
-        is_raw = (ranks == 0).all(1) & (wanted.lengths > 0)
+        has_rank = (ranks > 0).any(1)
         tokens = self._tokens.whole("tokens")
+        if bool(has_rank.all()):
+            return self._rebuild(wanted, first, ranks).to(tokens.dtype)
         found = tokens.new_zeros(len(first), self.longest, tokens.shape[-1])
-        if len(which := is_raw.nonzero().squeeze(1)):
+        if len(which := (~has_rank & (wanted.lengths > 0)).nonzero().squeeze(1)):
             places = wanted.rows[which] * tokens.shape[1] + wanted.heads[which]
-            found[which] = _runs(tokens, places, first[which, 0], self.longest)
-        if len(which := (ranks > 0).any(1).nonzero().squeeze(1)):
-            found[which] = self._rebuild(_only(wanted, which), first[which], ranks[which]).to(
-                found.dtype
-            )
+            found[which] = runs(tokens, places, first[which, 0], self.longest)
+        if len(which := has_rank.nonzero().squeeze(1)):
+            some = self._rebuild(_only(wanted, which), first[which], ranks[which])
+            found[which] = some.to(found.dtype)
         return found
 
     def _rebuild(self, wanted: Wanted, first: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
@@ -246,7 +250,7 @@ class FactorTier:
         most, device = int(rank.max()), rank.device
         components, steps = (torch.arange(n, device=device) for n in (most, self.longest))
         places = wanted.rows * rights.shape[1] + wanted.heads
-        right = _runs(rights, places, first[:, 0], most).float()
+        right = runs(rights, places, first[:, 0], most).float()
         shared = wanted.rows if self._how.is_joint else places
         numbers = first[:, 1, None, None] + components[:, None] * wanted.lengths[:, None, None]
         numbers = (numbers + steps).clamp_max_(lefts.shape[2] - 1)
@@ -255,7 +259,7 @@ class FactorTier:
         is_one = (components < rank[:, None])[:, :, None]
         left = left.masked_fill_(~(is_one & (steps < wanted.lengths[:, None])[:, None]), 0.0)
         if self._how.is_int8:
-            left *= _runs(self._right.whole("scales"), places, first[:, 0], most).unsqueeze(-1)
+            left *= runs(self._right.whole("scales"), places, first[:, 0], most).unsqueeze(-1)
         return left.mT @ right
 
     # What is held -----------------------------------------------------------------------------
@@ -279,11 +283,6 @@ class FactorTier:
         self._length = int(tensors["length"])
 
 
-def _starts(sizes: torch.Tensor) -> torch.Tensor:
-    """Where each of `[B, S]` runs begins that stand one after the other."""
-    return sizes.cumsum(1) - sizes
-
-
 def _most(sizes: torch.Tensor) -> torch.Tensor:
     """The largest sum of a row of `[B, S]`."""
     return sizes.sum(1).max()
@@ -295,31 +294,6 @@ def _in_spans(chosen: torch.Tensor, new: Folded) -> torch.Tensor:
     places = torch.arange(count, device=chosen.device).expand(len(chosen), -1).contiguous()
     span = torch.searchsorted(new.lengths.cumsum(1), places, right=True)
     return torch.nn.functional.pad(chosen, (0, 1)).gather(1, span)
-
-
-def _packed(tensor: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """Entries of `[B, P, X, *]` that are used, by `[B, X]`, one after the other.
-
-    Returns:
-        `[B, P, C, *]`, C the most that a row uses; anything where a row uses fewer.
-    """
-    count = int(used.sum(1).max())
-    places = torch.where(used, used.cumsum(1) - 1, count)
-    entries = torch.arange(used.shape[1], device=used.device).expand(len(used), -1)
-    order = places.new_zeros(len(used), count + 1).scatter_(1, places, entries)[:, :count]
-    index = order.view(len(used), 1, count, *[1] * (tensor.ndim - 3))
-    return tensor.gather(2, index.expand(-1, tensor.shape[1], -1, *tensor.shape[3:]))
-
-
-def _runs(
-    tensor: torch.Tensor, places: torch.Tensor, first: torch.Tensor, count: int
-) -> torch.Tensor:
-    """Entries of `[B, P, X, *]` from `first` on, at places `[N]` of B times P, `[N, count, *]`."""
-    steps = torch.arange(count, device=first.device)
-    where = (first[:, None] + steps).clamp_max_(tensor.shape[2] - 1)
-    where = where + (places * tensor.shape[2])[:, None]
-    found = tensor.flatten(0, 2).index_select(0, where.flatten())
-    return found.view(len(first), count, *tensor.shape[3:])
 
 
 def _only(wanted: Wanted, which: torch.Tensor) -> Wanted:

@@ -17,8 +17,8 @@ from kvfold.zoom.turning import turnings
 
 MakeSlow = Callable[[int], SlowTier]
 """Makes the slow tier of a layer, counted from 0 among those that zoom."""
-DEFAULTS: dict[str, object] = {"factors": "none", "rank": 16, "precision": "half", "disk": None}
-"""The options of the slow tier."""
+DEFAULTS: dict[str, object] = {"factors": "none", "rank": None, "precision": "half", "disk": None}
+"""The options of the slow tier; without a rank, it is half of the longest span."""
 CHOICES = {"factors": ("none", "head", "joint"), "precision": ("half", "int8")}
 """What some of them may be."""
 
@@ -35,7 +35,8 @@ def check_slow(method: str, options: Mapping[str, object]) -> None:
         ConfigError: Saying what to give.
     """
     rank, factors, disk = options["rank"], options["factors"], options["disk"]
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= RANK:
+    is_number = isinstance(rank, int) and not isinstance(rank, bool) and 1 <= rank <= RANK
+    if rank is not None and not is_number:
         raise ConfigError(f"{method}: rank is {rank!r}, give a whole number from 1 to {RANK}")
     for name in ("rank", "precision"):
         if factors == "none" and options[name] != DEFAULTS[name]:
@@ -74,7 +75,8 @@ def slow_tiers(
         return lambda index: DiskTier(folder, longest)
     if factors == "none":
         return lambda index: RawTier(longest)
-    assert isinstance(rank, int), "it was checked"
+    if not isinstance(rank, int):
+        rank = min(longest // 2, RANK)
     is_joint, is_int8 = factors == "joint", options["precision"] == "int8"
     how = Factoring(rank, is_joint, is_int8, longest, None if is_joint else gates)
     turned = turnings(model, longest)

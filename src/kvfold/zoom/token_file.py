@@ -46,7 +46,7 @@ class TokenFile:
         except OSError as error:
             raise _refusal(folder, error) from error
         self.path = Path(name)
-        self._remove = weakref.finalize(self, _forget, self.path)
+        self._remove = weakref.finalize(self, _forget, self.path, os.getpid())
         self._mapped: torch.Tensor | None = None
 
     @property
@@ -145,9 +145,11 @@ def _allocate(file: int, size: int) -> None:
     os.ftruncate(file, size)
 
 
-def _forget(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
+def _forget(path: Path, process: int) -> None:
+    """Remove a file, unless this is but a fork of the process that made it."""
+    if os.getpid() == process:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _refusal(folder: Path, error: OSError) -> ArtifactError:
