@@ -26,22 +26,23 @@ def check(
     mask: torch.Tensor | None,
     rows: int,
     tolerance: float = 1e-5,
+    count: int = COUNT,
     **options: object,
 ) -> KVCache:
     """A prompt, a second one and generated tokens, against one forward over all of them."""
-    model, ids = attached(kind), tiny_ids(rows, PROMPT + SECOND + COUNT)
+    model, ids = attached(kind), tiny_ids(rows, PROMPT + SECOND + count)
     held = kvfold.make_cache(model, "sekv", budget=budget, **options)
     pieces = [
         ids[:, :PROMPT], ids[:, PROMPT : PROMPT + SECOND], *one_by_one(ids[:, PROMPT + SECOND :]),
     ]  # fmt: skip
     actual = run(model, held, pieces, mask)
     if mask is not None:
-        mask = torch.cat([mask, mask.new_ones(rows, SECOND + COUNT)], dim=1)
+        mask = torch.cat([mask, mask.new_ones(rows, SECOND + count)], dim=1)
     for layer in layers_of(held):
         assert layer.spans.means.shape[2] >= 5
         assert layer.expanded >= layer.spans.means.shape[2]
     expected = plain_logits(model, ids, mask)
-    ends = [PROMPT - 1, *range(PROMPT + SECOND - 1, PROMPT + SECOND + COUNT)]
+    ends = [PROMPT - 1, *range(PROMPT + SECOND - 1, PROMPT + SECOND + count)]
     assert_close(actual, expected[:, ends], tolerance)
     assert has_folded(held)
     return held
@@ -60,6 +61,15 @@ def test_a_large_budget(kind: str):
 def test_all_spans_expanded(kind: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch):
     """With anchors and spans of all lengths, each row its own."""
     check_all(kind, lengths, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_256_generated_tokens(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Of three left-padded rows: the window is folded again and again."""
+    monkeypatch.setattr(ZoomLayer, "_affordable", lambda layer: 1000)
+    mask = left_padded([150, 97, 60], PROMPT)
+    held = check(kind, 0.5, mask, 3, slow="exact", directions=4, count=256)
+    assert int(layers_of(held)[0].slots.counts.max()) < 60
 
 
 def test_all_spans_expanded_from_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
