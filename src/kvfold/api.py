@@ -76,17 +76,20 @@ def methods() -> list[str]:
     return sorted(METHODS, key=lambda name: (name != "full", name))
 
 
-def load_cache(path: str | Path, model: PreTrainedModel) -> KVCache:
+def load_cache(path: str | Path, model: PreTrainedModel, **options: object) -> KVCache:
     """Read a cache that `KVCache.save` wrote.
 
     Args:
         path: The file.
         model: The model it was made with, attached.
+        **options: Of the method, in place of those that the cache was made with: where a file of
+            weights is now, or, with `disk=None`, everything in memory.
 
     Raises:
         ArtifactError: When the file is missing, damaged, or belongs to another model.
+        ConfigError: When an option that the cache was made with cannot be used here.
     """
-    return storage.load_cache(path, model, _build)
+    return storage.load_cache(path, model, _build, options)
 
 
 def _build(model: PreTrainedModel, spec: CacheSpec) -> KVCache:

@@ -8,6 +8,7 @@ import torch
 import kvfold
 from kvfold.cache import KVCache, prefill
 from kvfold.cache.replay import RecordingCache, replay
+from kvfold.errors import ConfigError
 from tests.contract import assert_close, attached, left_padded, teacher_forced
 from tests.tiny import tiny_ids
 
@@ -58,6 +59,12 @@ def test_a_prompt_that_is_repeated(method: str, count: int):
     assert cache.get_seq_length() == count
     assert cache.report().bytes_full == source.report().bytes_full // 120 * count
     assert torch.isfinite(follow(cache, 1)).all()
+
+
+def test_padding_is_not_repeated():
+    source = recorded(tiny_ids(2, 50), left_padded([50, 30], 50))
+    with pytest.raises(ConfigError, match="padding cannot be repeated"):
+        replay(source, fresh("full"), count=100)
 
 
 def test_repeated_tokens_stand_one_after_the_other():

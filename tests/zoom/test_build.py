@@ -38,7 +38,7 @@ def test_what_is_no_budget_is_refused(budget: float | str):
     [
         (
             {"strength": 3},
-            "no option 'strength': choose from deviations, directions, disk, factors",
+            "no option 'strength': choose from deviations, digest, directions, disk, factors",
         ),
         ({"scope": "head"}, "no option 'scope'"),
         ({"longest": 7}, "longest is 7: give from shortest, 8, to 1024"),

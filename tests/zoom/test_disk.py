@@ -6,6 +6,7 @@ import copy
 import errno
 import gc
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_it_gives_back_what_it_was_given(dtype: torch.dtype, tmp_path: Path):
     held = uneven(tmp_path, dtype)
     assert torch.equal(*held.given())
@@ -172,6 +175,23 @@ def test_a_file_of_a_cache_names_its_folder(tmp_path: Path):
     assert len(files(folder)) == 4
     follow = one_by_one(tiny_ids(1, 30, seed=2))
     assert_close(run(wide(), loaded, follow), run(wide(), held, follow))
+
+
+def test_a_file_of_a_cache_is_read_where_the_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    held = kvfold.make_cache(wide(), "sekv", budget=0.4, disk="slow")
+    run(wide(), held, [tiny_ids(1, 300)])
+    held.save(tmp_path / "cache.safetensors")
+    expected = run(wide(), held, one_by_one(tiny_ids(1, 30, seed=2)))
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match="give a folder that exists"):
+        kvfold.load_cache(tmp_path / "cache.safetensors", wide())
+    loaded = kvfold.load_cache(tmp_path / "cache.safetensors", wide(), disk=None)
+    assert_close(run(wide(), loaded, one_by_one(tiny_ids(1, 30, seed=2))), expected)
 
 
 def refuse(code: int) -> object:

@@ -136,9 +136,9 @@ def test_only_the_very_model_gets_the_shipped_gates(
     monkeypatch.setattr(gates_artifact, "SHIPPED", tmp_path / "absent" / FILE)
     assert shipped_gates(attached()) is None
     monkeypatch.setattr(gates_artifact, "SHIPPED", folder / FILE)
-    gates = shipped_gates(attached())
-    assert gates is not None
-    assert gates.shape == SHAPE
+    found = shipped_gates(attached())
+    assert found is not None
+    assert found.gates.shape == SHAPE
     assert shipped_gates(attached("mistral")) is None
     shutil.copy(__file__, folder / FILE)
     with pytest.raises(ArtifactError, match="is damaged"):

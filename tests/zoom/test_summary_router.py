@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,28 @@ def test_all_expanded_equals_the_plain_model(monkeypatch: pytest.MonkeyPatch):
     held = fresh(slow="exact")
     actual = run(wide(), held, [ids[:, :200], *one_by_one(ids[:, 200:])])
     assert_close(actual, plain_logits(wide(), ids)[:, 199:])
+
+
+def test_a_saved_cache_knows_its_gates(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """By their whole path and their weights, wherever they are named from."""
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    monkeypatch.chdir(tmp_path)
+    held = kvfold.make_cache(wide(), "sekv", routing="summary", gates=Path("own"))
+    run(wide(), held, [tiny_ids(2, 200)])
+    expected = follow(held.fork())
+    held.save(tmp_path / "cache.safetensors")
+    monkeypatch.chdir(folder)
+    loaded = kvfold.load_cache(tmp_path / "cache.safetensors", wide())
+    assert not caplog.records
+    assert_close(follow(loaded), expected)
+    artifact = GatesArtifact.from_pretrained(own)
+    artifact.gates.thresholds.add_(0.01)
+    artifact.save_pretrained(own)
+    kvfold.load_cache(tmp_path / "cache.safetensors", wide())
+    assert "the gates are others" in caplog.text
 
 
 def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path):

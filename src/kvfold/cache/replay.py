@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from kvfold.attention import LazyMask, Scoring
 from kvfold.cache.cache import CacheSpec, KVCache, Outcome
 from kvfold.cache.layer import CacheLayer
+from kvfold.errors import ConfigError
 
 Heard = tuple[torch.Tensor, LazyMask | torch.Tensor | None, Scoring]
 
@@ -52,7 +53,12 @@ def replay(source: RecordingCache, cache: KVCache, *, count: int | None = None) 
         cache: Empty, made for the same model; all its layers are kvfold's.
         count: Tokens that it is to hold: of a prompt without padding that is shorter, queries, keys
             and values are repeated as they are. Such a text was never read, but it is as large.
+
+    Raises:
+        ConfigError: When a padded prompt is to be repeated.
     """
+    if count is not None and any(part.lengths is not None for part in source.parts):
+        raise ConfigError("a prompt with padding cannot be repeated: give one without")
     for index, (recorded, layer) in enumerate(
         zip(source.own_layers, cache.own_layers, strict=True)
     ):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -16,11 +16,11 @@ from kvfold.attention import require_attached
 from kvfold.cache.cache import CacheSpec, KVCache
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.split import SplitLayer
-from kvfold.errors import ArtifactError
+from kvfold.errors import ArtifactError, KVFoldError
 from kvfold.models import fingerprint
 from kvfold.tensorfile import digest_of, write_tensors
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file format."""
 
 Build = Callable[[PreTrainedModel, CacheSpec], KVCache]
@@ -51,17 +51,23 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
     write_tensors(Path(path), tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
 
 
-def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCache:
+def load_cache(
+    path: str | Path,
+    model: PreTrainedModel,
+    build: Build,
+    options: Mapping[str, object] | None = None,
+) -> KVCache:
     """Read a cache back for the model it was made with.
 
     Args:
         path: A file written by `save_cache`.
         model: The same model, attached.
         build: Makes an empty cache from its description.
+        options: Of the method, in place of those that the cache was made with.
 
     Raises:
         ArtifactError: When the file is missing, damaged, of another format, model or dtype.
-        ConfigError: When the model is not attached.
+        ConfigError: When the model is not attached, or an option of the cache cannot be used here.
     """
     record, tensors = _read(Path(path))
     if record.get("format") != FORMAT:
@@ -80,10 +86,13 @@ def load_cache(path: str | Path, model: PreTrainedModel, build: Build) -> KVCach
         )
     require_attached(model)
     try:
-        cache = build(model, CacheSpec(**record["spec"]))
+        spec = CacheSpec(**record["spec"])
+        cache = build(model, replace(spec, options={**spec.options, **(options or {})}))
         tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}
         for index, (layer, facts) in enumerate(zip(cache.layers, record["layers"], strict=True)):
             _restore(layer, facts, _of_layer(tensors, index))
+    except KVFoldError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} is not a whole kvfold cache ({error}): write it again") from (
             error

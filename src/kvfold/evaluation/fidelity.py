@@ -368,7 +368,10 @@ def _prepare(model: PreTrainedModel, spec: MethodSpec, budget: str) -> _Run:
 
 
 def _policy_hash(cache: KVCache) -> str | None:
-    """Hash of the weights of a learned policy; None where nothing was learnt."""
+    """Hash of the weights of a learned policy, or gates; None where nothing was learnt."""
     layers = [part for part in cache.parts if isinstance(part, EvictingLayer)]
     artifact = getattr(layers[0].eviction.policy, "artifact", None) if layers else None
-    return None if artifact is None else artifact.digest()
+    if artifact is not None:
+        return artifact.digest()
+    digest = cache.spec.options.get("digest")
+    return digest if isinstance(digest, str) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -16,10 +15,11 @@ from kvfold.cache import METHODS, CacheSpec, KVCache, Method
 from kvfold.cache.layer import CacheLayer
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.models import decoder_layers, head_shape
+from kvfold.zoom import gate_choice
 from kvfold.zoom.fold import Segmenting, Weighting
 from kvfold.zoom.folding import Folding
+from kvfold.zoom.gate_choice import choose_gates
 from kvfold.zoom.gates import Gates
-from kvfold.zoom.gates_artifact import GatesArtifact, shipped_gates
 from kvfold.zoom.layer import Resolution, Routing, ZoomLayer
 from kvfold.zoom.slow import CHOICES, DEFAULTS, check_slow, slow_tiers
 
@@ -46,16 +46,16 @@ def build_cache(
         budget: Share of a full cache's bytes that may stand on the fast tier; a quarter without it.
         options: `routing` (`sketch`, or `summary`, as in the paper), `gates` of the latter (a file,
             folder or Hub repository; the shipped ones for the model they were trained on, `none`
-            for none), `directions` of the sketch (24, or fewer in a small budget), `shortest` and
-            `longest` span in tokens (8, 16), `sinks` (4), `deviations` of surprisal above which a
-            token is an anchor (1), `weighting` of a span's tokens in its means (`surprisal` or
-            `even`), `slow` (`half` or `exact`: in what spans are held), `zoom` (whether spans are
-            expanded at all), `factors` (`head` or `joint`: spans as low-rank factors of each kv
-            head, or of all together, where that is smaller; `none`), their `rank` (half of
-            `longest`, 32 at most)
-            and `precision` (`half`: as spans are, or `int8`), `disk` (a folder: spans stand in
-            files there, which go with the cache). With `factors=head`, gates say which
-            components are used: the ones that routing has, or given ones.
+            for none; `digest`, SHA-256 of their weights, to be warned of others), `directions` of
+            the sketch (24, or fewer in a small budget), `shortest` and `longest` span in tokens
+            (8, 16), `sinks` (4), `deviations` of surprisal above which a token is an anchor (1),
+            `weighting` of a span's tokens in its means (`surprisal` or `even`), `slow` (`half` or
+            `exact`: in what spans are held), `zoom` (whether spans are expanded at all), `factors`
+            (`head` or `joint`: spans as low-rank factors of each kv head, or of all together, where
+            that is smaller; `none`), their `rank` (half of `longest`, 32 at most) and `precision`
+            (`half`: as spans are, or `int8`), `disk` (a folder: spans stand in files there, which
+            go with the cache). With `factors=head`, gates say which components are used: the ones
+            that routing has, or given ones.
 
     Raises:
         BudgetError: When the budget is no share, or too small for the sketch.
@@ -70,10 +70,12 @@ def build_cache(
         raise BudgetError(
             f"{method} cannot keep to {budget.amount:.1%} of the bytes: give at least {LEAST:.0%}"
         )
-    resolution, segmenting = _settings(model, method, budget, options)
-    if isinstance(disk := options.get("disk"), os.PathLike):
-        options = options | {"disk": os.fspath(disk)}
-    spec = CacheSpec(method, str(budget), None, options)
+    given = _given(model, method, budget, options)
+    gates, named = choose_gates(model, method, given)
+    resolution, segmenting = _settings(model, method, budget, given, gates)
+    if isinstance(disk := options.get("disk"), str | os.PathLike):
+        named["disk"] = os.path.abspath(disk)
+    spec = CacheSpec(method, str(budget), None, options | named)
     if budget.is_everything:
         return KVCache(model, spec, CacheLayer)
     numbers, folding = itertools.count(), Folding(model, segmenting)
@@ -88,7 +90,6 @@ def build_cache(
 
 _DEFAULTS: dict[str, object] = {
     "routing": "sketch",
-    "gates": None,
     "directions": DIRECTIONS,
     "shortest": 8,
     "longest": 16,
@@ -97,6 +98,7 @@ _DEFAULTS: dict[str, object] = {
     "weighting": "surprisal",
     "slow": "half",
     "zoom": True,
+    **gate_choice.DEFAULTS,
     **DEFAULTS,
 }
 _CHOICES = {
@@ -109,9 +111,12 @@ _CHOICES = {
 
 
 def _settings(
-    model: PreTrainedModel, method: str, budget: Budget, options: dict[str, object]
+    model: PreTrainedModel,
+    method: str,
+    budget: Budget,
+    given: dict[str, object],
+    gates: Gates | None,
 ) -> tuple[Resolution, Segmenting]:
-    given = _given(model, method, budget, options)
     width = _key_width(model)
     directions, shortest, longest, sinks = (
         _whole(method, name, given[name], least)
@@ -134,7 +139,6 @@ def _settings(
             "most that"
         )
     check_slow(method, given)
-    gates = _gates(model, method, given)
     half = given["slow"] == "half" and model.dtype == torch.float32
     resolution = Resolution(
         share=budget.amount,
@@ -171,26 +175,6 @@ def _given(
 
 def _key_width(model: PreTrainedModel) -> int:
     return min(head_shape(model, index).head_dim for index in range(len(decoder_layers(model))))
-
-
-def _gates(model: PreTrainedModel, method: str, given: dict[str, object]) -> Gates | None:
-    """Those that were asked for, or that come with the package for this model."""
-    name = given["gates"]
-    routes, ranks = given["routing"] == "summary", given["factors"] == "head"
-    if name is not None and not (routes or ranks):
-        raise ConfigError(
-            f"{method}: gates are for routing=summary, or for the ranks of factors=head, not for "
-            f"routing={given['routing']} with factors={given['factors']}"
-        )
-    if name is None:
-        return shipped_gates(model) if routes else None
-    if not isinstance(name, str | Path):
-        raise ConfigError(f"{method}: gates is {name!r}, give a file, a folder, or none")
-    if name == "none":
-        return None
-    artifact = GatesArtifact.from_pretrained(name)
-    artifact.check(model)
-    return artifact.gates.to(model.device)
 
 
 def _whole(method: str, name: str, value: object, least: int) -> int:

@@ -118,11 +118,11 @@ class GatesArtifact:
         return cls(gates.eval().requires_grad_(False), *origin)
 
 
-def shipped_gates(model: PreTrainedModel) -> Gates | None:
+def shipped_gates(model: PreTrainedModel) -> GatesArtifact | None:
     """The gates that come with the package, if they were trained on this very model.
 
     Returns:
-        Gates on the model's device; None for any other model, which sekv then serves untrained.
+        None for any other model, which sekv then serves untrained.
 
     Raises:
         ArtifactError: When the file of the package is damaged.
@@ -130,7 +130,7 @@ def shipped_gates(model: PreTrainedModel) -> Gates | None:
     if not SHIPPED.is_file():
         return None
     artifact = GatesArtifact.from_pretrained(SHIPPED)
-    return artifact.gates.to(model.device) if artifact.fingerprint == fingerprint(model) else None
+    return artifact if artifact.fingerprint == fingerprint(model) else None
 
 
 def locate(name: str | Path) -> str:

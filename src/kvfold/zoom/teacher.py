@@ -326,6 +326,9 @@ class Teacher:
 def divide(surprisal: torch.Tensor, how: Dividing) -> Division:
     """Cut a text into anchors and spans, from left to right: no span depends on what follows it.
 
+    A cache divides a text once it has read it, with a threshold over all of it and runs cut evenly
+    (`kvfold.zoom.segment`), so that its spans are a little other ones.
+
     Args:
         surprisal: In nats, `[T]`.
         how: What becomes a span.

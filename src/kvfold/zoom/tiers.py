@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from kvfold.ops.selection import EMPTY
 from kvfold.zoom.growing import Growing
 
 
@@ -141,7 +142,8 @@ class RawTier:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Logical positions, `[B, 1, T]`; negative where a row has no token."""
+        """Logical positions, `[B, 1, T]`; negative where a row has no token, and where the tokens
+        were read from the file of a tier that does not know them."""
         return self._held["positions"]
 
     @property
@@ -183,4 +185,7 @@ class RawTier:
         """Take the tensors of `state` back."""
         self._key_width = tensors["keys"].shape[-1]
         tokens = torch.cat([tensors["keys"], tensors["values"]], dim=-1)
-        self._held.load({"tokens": tokens, "positions": tensors["positions"]})
+        positions = tensors.get("positions")
+        if positions is None:
+            positions = torch.full_like(tokens[:, :1, :, 0], EMPTY, dtype=torch.int32)
+        self._held.load({"tokens": tokens, "positions": positions})

@@ -21,7 +21,12 @@ from kvfold.errors import ArtifactError
 
 HEADER = 512
 """Bytes before the tokens."""
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 
 
 class TokenFile:
@@ -154,6 +159,6 @@ def _forget(path: Path, process: int) -> None:
 
 def _refusal(folder: Path, error: OSError) -> ArtifactError:
     return ArtifactError(
-        f"{folder} cannot hold the slow tier ({error.strerror or error}): make room there, or give "
-        "another folder as disk"
+        f"{folder} cannot hold the slow tier ({error.strerror or error}): make room there and "
+        "go on with the tokens after these, which are held, or give another folder as disk"
     )

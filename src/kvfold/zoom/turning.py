@@ -8,7 +8,6 @@ are the same. The angles are then the same for all spans, and need neither posit
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,6 @@ from kvfold.errors import UnsupportedModelError
 from kvfold.models import angles, probe_rope
 from kvfold.models.probe import RopeFinding
 from kvfold.ops.rotary import rotate, unrotate
-
-_known: weakref.WeakKeyDictionary[PreTrainedModel, list[RopeFinding]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,9 +60,7 @@ def turnings(model: PreTrainedModel, longest: int) -> list[Turning | None]:
     Raises:
         UnsupportedModelError: When it rotates some in another way than kvfold knows.
     """
-    findings = _known.get(model)
-    if findings is None:
-        findings = _known[model] = probe_rope(model)
+    findings = probe_rope(model)
     layers = DynamicCache(config=model.config).layers
     own = [index for index, layer in enumerate(layers) if type(layer) is DynamicLayer]
     return [_turning(model, index, findings[index], longest) for index in own]
