@@ -227,3 +227,20 @@ def test_the_models_are_left_as_they_were(pair):
         modules = model.modules()
         attentions = [m for m in modules if m.__class__.__name__.endswith("Attention")]
         assert all(not m._forward_pre_hooks for m in attentions)
+
+
+def test_errors_of_what_layers_are_given_are_recorded_with_and_without_patches(
+    pair, patched: Codec
+):
+    growth, curve = patched.record["growth"], patched.record["curve"]
+    assert isinstance(growth, dict) and isinstance(curve, list)
+    for errors in growth.values():
+        # The first layer is given the embeddings of the continuation, which nothing changes.
+        assert errors[0] == 0 and all(error > 0 for error in errors[1:])
+    assert set(growth) == {"as made", *(["without patches"] if patched.patched else [])}
+    shares, found = zip(*curve, strict=True)
+    assert list(shares) == sorted(shares)
+    assert found[-1] < found[0]
+    exact = calibrate(pair[0], pair[0], tiny_texts(8), settings=replace(REUSE, widths=(32,)))
+    assert "curve" not in exact.record
+    assert max(exact.record["growth"]["as made"]) < 1e-2  # pyright: ignore

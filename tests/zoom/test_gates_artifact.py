@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.errors import ArtifactError
-from kvfold.models import fingerprint, shape_facts
+from kvfold.models import DEFAULT_NAME, fingerprint, shape_facts
 from kvfold.tensorfile import digest_of
 from kvfold.zoom import gates_artifact
 from kvfold.zoom.gates import Gates, GateShape
-from kvfold.zoom.gates_artifact import FILE, GatesArtifact, locate, shipped_gates
+from kvfold.zoom.gates_artifact import FILE, SHIPPED, GatesArtifact, locate, shipped_gates
 from tests.contract import attached
 from tests.zoom.test_gates import made
 
@@ -143,3 +144,21 @@ def test_only_the_very_model_gets_the_shipped_gates(
     shutil.copy(__file__, folder / FILE)
     with pytest.raises(ArtifactError, match="is damaged"):
         shipped_gates(attached())
+
+
+def test_the_shipped_gates_are_small_and_of_the_default_model() -> None:
+    """Trained by a command that the documentation names."""
+    assert SHIPPED.stat().st_size < 3_000_000
+    shipped = GatesArtifact.from_pretrained(SHIPPED)
+    assert shipped.trained_on == DEFAULT_NAME
+    assert shipped.gates.shape == GateShape(layers=30, query_heads=9, head_dim=64)
+    page = Path(__file__).parents[2] / "docs" / "sekv.md"
+    assert f"`{shipped.record['command']}`" in page.read_text(encoding="utf-8")
+    assert "dirty" not in shipped.record["environment"]["commit"]
+
+
+@pytest.mark.real
+def test_the_default_model_gets_them(
+    default_model: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+) -> None:
+    assert shipped_gates(default_model[0]) is not None

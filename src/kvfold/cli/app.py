@@ -13,7 +13,17 @@ from kvfold.cli.console import quiet_libraries
 from kvfold.cli.failures import guarded
 from kvfold.version import __version__
 
-COMMANDS = ("compare", "generate", "train", "eval", "bench", "models", "info")
+COMMANDS = (
+    "compare",
+    "generate",
+    "diffuse",
+    "transfer",
+    "train",
+    "eval",
+    "bench",
+    "models",
+    "info",
+)
 """Each stands in the module `kvfold.cli.NAME`: a typer application `app`, or a function NAME."""
 
 DEBUG = "--debug"

@@ -16,7 +16,15 @@ from kvfold.diffusion.caches import (
 from kvfold.diffusion.calibrate import Calibration, calibrate, fit_curve
 from kvfold.diffusion.generate import Frame, Generation, Writing, generate, stream
 from kvfold.diffusion.model import DiffusionModel
-from kvfold.diffusion.samplers import SAMPLERS, DreamSampler, LLaDASampler, Sampler
+from kvfold.diffusion.own import OWN
+from kvfold.diffusion.race import Runner, race
+from kvfold.diffusion.samplers import (
+    SAMPLERS,
+    DreamSampler,
+    LLaDASampler,
+    Sampler,
+    make_sampler,
+)
 from kvfold.diffusion.shape import DecoderShape, Traits
 from kvfold.diffusion.tokenizer import load_tokenizer
 from kvfold.diffusion.work import DiffusionReport
@@ -24,6 +32,7 @@ from kvfold.diffusion.work import DiffusionReport
 __all__ = [
     "CACHES",
     "CURVES",
+    "OWN",
     "PRESETS",
     "SAMPLERS",
     "BudgetCurve",
@@ -40,6 +49,7 @@ __all__ = [
     "LLaDASampler",
     "NoCache",
     "PrefixCache",
+    "Runner",
     "Sampler",
     "SpaCache",
     "Traits",
@@ -50,5 +60,7 @@ __all__ = [
     "generate",
     "load_tokenizer",
     "make_cache",
+    "make_sampler",
+    "race",
     "stream",
 ]

@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 
 from kvfold.diffusion.decoder import Decoder
 from kvfold.diffusion.description import family_of, read_config, shape_of, traits_of
+from kvfold.diffusion.own import OWN, own_folder
 from kvfold.diffusion.proxy import Proxy, proxies_of
 from kvfold.diffusion.shape import DecoderShape, Traits
 from kvfold.diffusion.weights import read_decoder
@@ -53,8 +54,8 @@ class DiffusionModel:
         """Load a model without running any code of its makers.
 
         Args:
-            name: A folder with config.json and safetensors, a name on the Hugging Face Hub, or
-                `default`.
+            name: A folder with config.json and safetensors, a name on the Hugging Face Hub,
+                `default`, or one of kvfold's own (`OWN`), such as `arithmetic`.
             dtype: As `kvfold.load` takes it; by default float32 on the CPU and the checkpoint's
                 own elsewhere.
             device: By default CUDA where there is one, else the CPU.
@@ -158,6 +159,8 @@ def model_folder(name: str | Path) -> Path:
     """
     if str(name) == "default":
         return ensure_default()
+    if str(name) in OWN:
+        return own_folder(str(name))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

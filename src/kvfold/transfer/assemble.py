@@ -13,6 +13,7 @@ from kvfold.cache.slots import POSITION_DTYPE
 from kvfold.errors import TransferError
 from kvfold.ops.selection import EMPTY
 from kvfold.transfer.endpoint import Endpoint, positions_of
+from kvfold.transfer.pour import pour
 
 
 def full_cache(model: PreTrainedModel) -> KVCache:
@@ -25,7 +26,7 @@ def full_cache(model: PreTrainedModel) -> KVCache:
 
 
 class Assembly:
-    """A full cache of a model while its layers come in, in any order.
+    """A cache of a model while its layers come in: in any order, unless another is filled.
 
     Example:
         >>> assembly = Assembly(endpoint, [len(ids)])  # doctest: +SKIP
@@ -34,18 +35,23 @@ class Assembly:
         >>> cache = assembly.finish()  # doctest: +SKIP
     """
 
-    def __init__(self, endpoint: Endpoint, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, lengths: Sequence[int], into: KVCache | None = None
+    ) -> None:
         """Start an empty cache.
 
         Args:
             endpoint: An attached model.
             lengths: Tokens of each row; shorter rows are padded on the left.
+            into: An empty cache to be filled, layer after layer in their order; see
+                `kvfold.transfer.pour`. A full one without it.
 
         Raises:
             ConfigError: When the model is not attached.
         """
         self._endpoint = endpoint
-        self._cache = full_cache(endpoint.model)
+        self._is_poured = into is not None
+        self._cache = full_cache(endpoint.model) if into is None else into
         self._device, self._length = endpoint.model.device, max(lengths)
         self._lengths = torch.tensor(lengths, device=self._device)
         columns = torch.arange(self._length, device=self._device)
@@ -73,9 +79,11 @@ class Assembly:
             raise TransferError(f"layer {layer} came twice, or the model has none: ask again")
         turned = self._endpoint.turn(layer, self._heads(layer, keys), self._turns)
         dtype = self._endpoint.model.dtype
-        self._fill(
-            self._cache.layers[layer], turned.to(dtype), self._heads(layer, values).to(dtype)
-        )
+        states = turned.to(dtype), self._heads(layer, values).to(dtype)
+        if self._is_poured:
+            pour(self._cache, self._endpoint, layer, states, self._tokens)
+        else:
+            self._fill(self._cache.layers[layer], *states)
         self._missing.discard(layer)
 
     def finish(self) -> KVCache:
@@ -86,6 +94,7 @@ class Assembly:
         """
         if self._missing:
             raise TransferError(f"layers {sorted(self._missing)} did not arrive: ask again")
+        self._cache.end_of_forward()
         return self._cache
 
     def _heads(self, layer: int, rows: torch.Tensor) -> torch.Tensor:

@@ -120,10 +120,11 @@ class Codec:
         mask: torch.Tensor | None = None,
         key: bytes | None = None,
         limits: Limits | None = None,
+        into: KVCache | None = None,
     ) -> KVCache:
         """The consumer's cache of a message. See `Receiver.decode`."""
         receiver = self.receiver(model)
-        return receiver.decode(message, ids=ids, mask=mask, key=key, limits=limits)
+        return receiver.decode(message, ids=ids, mask=mask, key=key, limits=limits, into=into)
 
     def save(self, folder: str | Path) -> Path:
         """Write the codec into a folder, whole or not at all; returns the file.

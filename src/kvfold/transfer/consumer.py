@@ -20,6 +20,7 @@ from kvfold.cache import KVCache, prefill
 from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.assemble import full_cache
 from kvfold.transfer.ends import Arrival, Receiver
+from kvfold.transfer.pour import require_pourable
 from kvfold.transfer.protocol import (
     REFUSAL,
     pack_request,
@@ -119,28 +120,45 @@ class Consumer:
         self.counts = ConsumerCounts()
         """What was done."""
 
-    def prefix(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None) -> Answer:
+    def prefix(
+        self,
+        ids: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        into: KVCache | None = None,
+    ) -> Answer:
         """`ask`, for those who do not run an event loop."""
-        return asyncio.run(self.ask(ids, mask=mask))
+        return asyncio.run(self.ask(ids, mask=mask, into=into))
 
-    async def ask(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None) -> Answer:
+    async def ask(
+        self,
+        ids: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        into: KVCache | None = None,
+    ) -> Answer:
         """The cache of a prefix: the producer's if it can be had in time, else the consumer's own.
 
         Args:
             ids: Token ids of the prefix, `[B, T]`, left padded.
             mask: False for padding, `[B, T]`.
+            into: An empty cache to be filled, from codes or by the consumer's own reading; see
+                `Receiver.decode`.
 
         Returns:
             The cache; see `Receiver.decode` for how to go on with it.
 
         Raises:
-            ConfigError: For more tokens than the model has positions, or none.
+            ConfigError: For more tokens than the model has positions, or none, or when `into`
+                cannot be filled from codes.
         """
+        if into is not None:
+            require_pourable(into, self._receiver.endpoint)
         started = time.monotonic()
         self.counts.asked += 1
         before = self.counts.bytes_received
         try:
-            cache, reason = await self._receive(ids, mask), None
+            cache, reason = await self._receive(ids, mask, into), None
             self.counts.received += 1
         except asyncio.TimeoutError:
             cache, reason = None, f"no whole answer within {self._settings.answer_seconds:g} s"
@@ -149,7 +167,9 @@ class Consumer:
         if cache is None:
             _LOGGER.warning("the consumer reads the prefix itself: %s", reason)
             self.counts.own += 1
-            cache = await asyncio.get_running_loop().run_in_executor(None, self._read, ids, mask)
+            cache = await asyncio.get_running_loop().run_in_executor(
+                None, self._read, ids, mask, into
+            )
         return Answer(
             cache,
             "producer" if reason is None else "own",
@@ -158,14 +178,18 @@ class Consumer:
             time.monotonic() - started,
         )
 
-    def _read(self, ids: torch.Tensor, mask: torch.Tensor | None) -> KVCache:
+    def _read(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, into: KVCache | None = None
+    ) -> KVCache:
         model = self._receiver.endpoint.model
-        cache = full_cache(model)
+        cache = full_cache(model) if into is None else into
         attended = None if mask is None else mask.long()
         prefill(model, ids, cache, attention_mask=attended)
         return cache
 
-    async def _receive(self, ids: torch.Tensor, mask: torch.Tensor | None) -> KVCache:
+    async def _receive(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, into: KVCache | None
+    ) -> KVCache:
         settings = self._settings
         connecting = asyncio.open_connection(
             settings.host,
@@ -182,7 +206,7 @@ class Consumer:
                 f"{settings.connect_seconds:g} s"
             ) from error
         try:
-            exchange = self._exchange(reader, writer, ids, mask)
+            exchange = self._exchange(reader, writer, ids, mask, into)
             return await asyncio.wait_for(exchange, settings.answer_seconds)
         finally:
             writer.transport.abort()
@@ -193,6 +217,7 @@ class Consumer:
         writer: asyncio.StreamWriter,
         ids: torch.Tensor,
         mask: torch.Tensor | None,
+        into: KVCache | None,
     ) -> KVCache:
         codec = self._receiver.codec
         request = request_of(codec.digest, codec.tokenizer, ids, mask)
@@ -209,7 +234,7 @@ class Consumer:
                 raise TransferError(f"the producer refused: {reason}")
             piece = message.take(data)
             if isinstance(piece, Header):
-                arrival = self._receiver.begin(piece, message, ids=ids, mask=mask)
+                arrival = self._receiver.begin(piece, message, ids=ids, mask=mask, into=into)
             elif isinstance(piece, Frame):
                 assert arrival is not None
                 # Layers are decoded while the next ones come.

@@ -124,7 +124,7 @@ class Endpoint:
         # Without a configuration no layer forgets what left its window.
         cache = DynamicCache()
         attended = None if mask is None else mask.long()
-        with _heard(self.model, hidden) as heard:
+        with attention_inputs(self.model, hidden) as heard:
             prefill(self.model, ids, cache, attention_mask=attended, chunk_size=chunk_size)
         tokens = None if mask is None or bool(mask.all()) else mask.bool()
         return Trace(
@@ -201,9 +201,11 @@ def _states(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def _heard(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[dict[int, list]]:
+def attention_inputs(
+    model: PreTrainedModel, layers: Iterable[int]
+) -> Iterator[dict[int, list[torch.Tensor]]]:
     """Record what the attention of some layers is given while the context is open."""
-    heard: dict[int, list] = {layer: [] for layer in layers}
+    heard: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
     handles = []
     for layer in heard:
 

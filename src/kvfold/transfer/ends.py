@@ -12,6 +12,7 @@ from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.assemble import Assembly
 from kvfold.transfer.coder import decode_layer, encode_layer, layout_of, moved
 from kvfold.transfer.endpoint import Endpoint
+from kvfold.transfer.pour import require_pourable
 from kvfold.transfer.wire import (
     Frame,
     Header,
@@ -83,6 +84,7 @@ class Receiver:
         mask: torch.Tensor | None = None,
         key: bytes | None = None,
         limits: Limits | None = None,
+        into: KVCache | None = None,
     ) -> KVCache:
         """The cache of a message.
 
@@ -96,18 +98,21 @@ class Receiver:
             mask: False for padding in `ids`.
             key: Shared with the producer.
             limits: What is taken at most.
+            into: An empty cache of the consumer that is filled and returned, when all has come;
+                one that goes by keys, values and positions alone, such as streaming or knorm.
 
         Returns:
-            A full cache of the consumer.
+            That cache, or a full one of the consumer.
 
         Raises:
             TransferError: When the message is damaged, hostile, or of another codec or prefix.
+            ConfigError: When `into` cannot be filled from codes.
         """
         reader = MessageReader(key=key, limits=limits)
         arrival: Arrival | None = None
         for piece in read_message(message, reader):
             if isinstance(piece, Header):
-                arrival = self.begin(piece, reader, ids=ids, mask=mask)
+                arrival = self.begin(piece, reader, ids=ids, mask=mask, into=into)
             else:
                 assert arrival is not None
                 arrival.take(piece)
@@ -121,14 +126,16 @@ class Receiver:
         *,
         ids: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        into: KVCache | None = None,
     ) -> Arrival:
         """Check a header and get ready for its layers; no frame may then be larger than theirs.
 
         Raises:
             TransferError: When the message is of another codec or prefix.
+            ConfigError: When `into` cannot be filled from codes.
         """
         self._check(header, ids, mask)
-        arrival = Arrival(self, header)
+        arrival = Arrival(self, header, into)
         reader.frame_limit = min(reader.frame_limit, arrival.frame_limit)
         return arrival
 
@@ -160,12 +167,19 @@ class Receiver:
 class Arrival:
     """A cache whose layers are coming in."""
 
-    def __init__(self, receiver: Receiver, header: Header) -> None:
-        """Use `Receiver.begin`, which checks the header."""
+    def __init__(self, receiver: Receiver, header: Header, into: KVCache | None = None) -> None:
+        """Use `Receiver.begin`, which checks the header.
+
+        Raises:
+            ConfigError: When `into` cannot be filled from codes.
+        """
+        if into is not None:
+            require_pourable(into, receiver.endpoint)
+        self._into, self._held = into, dict[int, dict[str, torch.Tensor]]()
         self._coders, self._endpoint = receiver.coders, receiver.endpoint
         self._count = header.tokens
         self._layouts = [layout_of(coder, header.tokens) for coder in self._coders]
-        self._assembly = Assembly(receiver.endpoint, header.lengths)
+        self._assembly = Assembly(receiver.endpoint, header.lengths, into)
 
     @property
     def frame_limit(self) -> int:
@@ -192,9 +206,11 @@ class Arrival:
             raise TransferError(f"layer {frame.layer} holds NaN or infinity: ask again")
         device = self._endpoint.model.device
         packed = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
-        coder = self._coders[frame.layer]
-        states = decode_layer(coder, self._endpoint, frame.layer, packed, self._count)
-        self._assembly.put(frame.layer, *states)
+        if self._into is None:
+            self._decode(frame.layer, packed)
+        else:
+            # A cache that was given stays empty until all has come: only the codes wait.
+            self._held[frame.layer] = packed
 
     def finish(self) -> KVCache:
         """The cache.
@@ -202,7 +218,14 @@ class Arrival:
         Raises:
             TransferError: When a layer is missing.
         """
+        if self._into is not None and len(self._held) == len(self._coders):
+            for layer in range(len(self._coders)):
+                self._decode(layer, self._held.pop(layer))
         return self._assembly.finish()
+
+    def _decode(self, layer: int, packed: dict[str, torch.Tensor]) -> None:
+        states = decode_layer(self._coders[layer], self._endpoint, layer, packed, self._count)
+        self._assembly.put(layer, *states)
 
 
 def row_lengths(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:

@@ -16,7 +16,7 @@ from kvfold.errors import ConfigError
 from kvfold.ops.divergence import kl_divergence
 from kvfold.transfer.assemble import Assembly
 from kvfold.transfer.coder import Coder, decode_layer, encode_layer
-from kvfold.transfer.endpoint import Endpoint
+from kvfold.transfer.endpoint import Endpoint, attention_inputs
 from kvfold.transfer.streams import Pair
 
 States = tuple[torch.Tensor, torch.Tensor]
@@ -91,6 +91,21 @@ class Probes:
             layer: (_share(found[0], self.own[layer][0]), _share(found[1], self.own[layer][1]))
             for layer, found in states.items()
         }
+
+    def growth(self, states: Mapping[int, States]) -> list[float]:
+        """Relative errors of what each layer's attention is given over the continuation.
+
+        The reference is the same model over its own states. What a layer is given carries the
+        errors of all layers before it.
+        """
+        heard = []
+        for candidate in ({}, states):
+            with attention_inputs(self._consumer.model, self._consumer.layers) as inputs:
+                self._logits(candidate)
+            heard.append({layer: torch.cat(given).float() for layer, given in inputs.items()})
+        return [
+            float((heard[1][layer] - own).norm() / own.norm()) for layer, own in heard[0].items()
+        ]
 
     @torch.no_grad()
     def _logits(self, states: Mapping[int, States]) -> torch.Tensor:

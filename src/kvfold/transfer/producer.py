@@ -108,11 +108,7 @@ class Producer:
         self._settings = ServiceSettings() if settings is None else settings
         if key is not None and not key:
             raise ConfigError("the shared key is empty: give some random bytes, or None")
-        if not _is_own(self._settings.host) and key is None and tls is None:
-            raise ConfigError(
-                f"serving at {self._settings.host} reaches other machines: give a shared key or "
-                "TLS, or serve at 127.0.0.1"
-            )
+        check_reach(self._settings.host, key, tls)
         self._senders = {sender.codec.digest: sender for sender in senders}
         self._key, self._tls = key, tls
         self.store = CodeStore(self._settings.bytes_kept, self._settings.seconds_kept)
@@ -284,6 +280,19 @@ async def _within(seconds: float, work, meaning: str):
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError as error:
         raise TransferError(f"{meaning} within {seconds:g} s: ask again") from error
+
+
+def check_reach(host: str, key: bytes | None, tls: ssl.SSLContext | None) -> None:
+    """Refuse to serve other machines without a secret.
+
+    Raises:
+        ConfigError: When the address is not this machine's own and neither is given.
+    """
+    if not _is_own(host) and key is None and tls is None:
+        raise ConfigError(
+            f"serving at {host} reaches other machines: give a shared key or TLS, or serve at "
+            "127.0.0.1"
+        )
 
 
 def _is_own(host: str) -> bool:

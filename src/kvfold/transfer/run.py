@@ -23,6 +23,7 @@ from kvfold.transfer.choose import (
 from kvfold.transfer.codec import Codec
 from kvfold.transfer.coder import Coder
 from kvfold.transfer.draft import Draft
+from kvfold.transfer.findings import payload_curve
 from kvfold.transfer.journal import Journal
 from kvfold.transfer.metrics import hidden_metric, key_metric, value_metric
 from kvfold.transfer.patch import Patch
@@ -80,7 +81,7 @@ class Run:
         hidden = settings.patches > 0 and not self._target.is_full
         probes = Probes(self._pair, self._choosing, settings.continuation, hidden=hidden)
         self._fit_states(probes)
-        plans = draft.full_plans()
+        plans, bits = draft.full_plans(), float(draft.most_bits())
         if not self._target.is_full:
             bits = self._find_bits(probes, ())
             tell = self._tell("weighing errors")
@@ -89,8 +90,12 @@ class Run:
             )
             bits = self._find_bits(probes, ())
             patches = self._choose_patches(probes, bits) if hidden else []
-            plans = draft.plans(self._find_bits(probes, patches), patches)
+            bits = self._find_bits(probes, patches)
+            plans = draft.plans(bits, patches)
         coders = self._refit(draft.coders(plans))
+        if not self._target.is_full:
+            self._record["curve"] = self._curve(probes, bits, patches)
+        self._record["growth"] = self._growth(probes, coders, bits)
         return self._finish(coders, probes)
 
     # Codes ------------------------------------------------------------------------------------
@@ -217,6 +222,27 @@ class Run:
         coders = self._draft.coders(self._draft.plans(bits))
         gains = restore_one(coders, probes, self._tell("restoring layers"))
         return {("layer", layer): gain for layer, gain in enumerate(gains)}
+
+    # What is told -----------------------------------------------------------------------------
+
+    def _curve(self, probes: Probes, bits: float, patches: Sequence[int]) -> list[list[float]]:
+        tokens, draft = self._settings.tokens, self._draft
+
+        def share(bits: float) -> float:
+            return self._made(draft.coders(draft.plans(bits, patches))).share(tokens)
+
+        tell = self._tell("measuring payloads")
+        return [list(point) for point in payload_curve(draft, probes, bits, patches, share, tell)]
+
+    def _growth(
+        self, probes: Probes, coders: Sequence[Coder], bits: float
+    ) -> dict[str, list[float]]:
+        """Errors of what each layer is given, as made and, where patched, without patches."""
+        found = {"as made": probes.growth(probes.all_decoded(coders))}
+        if any(isinstance(coder, Patch) for coder in coders):
+            alone = self._draft.coders(self._draft.plans(bits))
+            found["without patches"] = probes.growth(probes.all_decoded(alone))
+        return found
 
     # The end ----------------------------------------------------------------------------------
 

@@ -142,8 +142,10 @@ class RawTier:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Logical positions, `[B, 1, T]`; negative where a row has no token, and where the tokens
-        were read from the file of a tier that does not know them."""
+        """Logical positions, `[B, 1, T]`; negative where a row has no token.
+
+        And where the tokens were read from the file of a tier that does not know them.
+        """
         return self._held["positions"]
 
     @property

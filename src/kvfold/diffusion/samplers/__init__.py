@@ -3,6 +3,14 @@
 from kvfold.diffusion.samplers.dream import DreamSampler
 from kvfold.diffusion.samplers.llada import LLaDASampler
 from kvfold.diffusion.samplers.noise import RowNoise
-from kvfold.diffusion.samplers.sampler import SAMPLERS, Sampler, register_sampler
+from kvfold.diffusion.samplers.sampler import SAMPLERS, Sampler, make_sampler, register_sampler
 
-__all__ = ["SAMPLERS", "DreamSampler", "LLaDASampler", "RowNoise", "Sampler", "register_sampler"]
+__all__ = [
+    "SAMPLERS",
+    "DreamSampler",
+    "LLaDASampler",
+    "RowNoise",
+    "Sampler",
+    "make_sampler",
+    "register_sampler",
+]

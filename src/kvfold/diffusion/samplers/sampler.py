@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -151,3 +151,19 @@ def register_sampler(name: str) -> Callable[[type[Sampler]], type[Sampler]]:
         return SAMPLERS.register(name, sampler)
 
     return add
+
+
+def make_sampler(name: str, **options: object) -> Sampler:
+    """A sampler by its name and options.
+
+    Raises:
+        ConfigError: There is none of that name, or it has no such option or value.
+    """
+    kind = SAMPLERS[name]
+    known = [field.name for field in fields(kind)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{name} has no option {unknown[0]!r}: choose from {', '.join(sorted(known))}"
+        )
+    return kind(**options)  # type: ignore[arg-type]

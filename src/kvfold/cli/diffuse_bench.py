@@ -1,0 +1,304 @@
+"""`kvfold diffuse bench`: caches of masked diffusion side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvfold.artifacts import format_bytes
+from kvfold.cli.checks import check_counts
+from kvfold.cli.console import JsonOption, note, print_json, stdout, table
+from kvfold.cli.diffuse_options import (
+    BlockOption,
+    CalibrationOption,
+    Choice,
+    DiffusionOption,
+    FactorOption,
+    LengthOption,
+    MaskOption,
+    PredictionOption,
+    SamplerOption,
+    SeedOption,
+    StepsOption,
+    ThresholdOption,
+    check_writing,
+    choice_of,
+    make_caches,
+    open_model,
+    prompts_of,
+)
+from kvfold.cli.files import output_folder
+from kvfold.cli.options import DeviceOption, DtypeOption, listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from kvfold.bench.spread import Spread
+    from kvfold.diffusion import DiffusionCache, DiffusionModel, Runner
+    from kvfold.diffusion.arithmetic import Exam
+
+CACHES = "none,spa,dllm,prefix,dual,dkv"
+NAME = "bench-diffusion"
+"""Of the files, before their endings."""
+
+PromptsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Prompts, as they are; without any, held-out additions for a model of additions and "
+        "else the beginning of Python's reference.",
+        show_default=False,
+    ),
+]
+PromptsFileOption = Annotated[
+    Path | None,
+    typer.Option("--file", help="Read prompts from a file, one a line.", show_default=False),
+]
+CachesOption = Annotated[
+    str,
+    typer.Option(
+        "--caches",
+        help="Comma-separated, options after colons, as in none,spa:ratio=0.2,dual; `none` is "
+        "always measured.",
+        show_default=CACHES.replace(",", ", "),
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is written after."""
+
+    prompts: list[list[int]]
+    """As tokens."""
+    what: str
+    """For the title."""
+    exam: Exam | None = None
+    """What should follow, where that is known."""
+
+
+def bench(
+    prompts: PromptsArgument = None,
+    file: PromptsFileOption = None,
+    model: DiffusionOption = "arithmetic",
+    caches: CachesOption = CACHES,
+    calibration: CalibrationOption = None,
+    rows: Annotated[int, typer.Option(help="Prompts at once, where none are given.")] = 1,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of a prompt from Python's reference.")
+    ] = 64,
+    length: LengthOption = 16,
+    sampler: SamplerOption = None,
+    steps: StepsOption = None,
+    block_length: BlockOption = None,
+    threshold: ThresholdOption = None,
+    factor: FactorOption = None,
+    rounds: Annotated[int, typer.Option(help="Timed generations of each cache.")] = 3,
+    threads: Annotated[int | None, typer.Option(help="Of torch.", show_default="all cores")] = None,
+    seed: SeedOption = 0,
+    mask_token_id: MaskOption = None,
+    prediction: PredictionOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Folder for the result as JSON and as a chart.", metavar="DIR"),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure caches side by side: tokens a second, and agreement with no cache.
+
+    All write after the same prompts, in turns (A B C A B C), so that a busy machine slows all of
+    them alike. Additions are also marked right or wrong.
+    """
+    folder = None if out is None else output_folder(out)
+    check_writing(locals())
+    check_counts(rows=rows, prompt_tokens=prompt_tokens, rounds=rounds, threads=threads)
+    texts = prompts_of(prompts, file, optional=True)
+    choice = choice_of(locals())
+    names = listed(caches)
+    made = make_caches(names if "none" in names else ("none", *names), calibration)
+    loaded, tokenizer = _open(locals())
+    task = _task(tokenizer, texts, rows, prompt_tokens, seed)
+    runners = _race(loaded, task, made, choice, locals())
+    title = f"{_public(model)}, {task.what}, {length} tokens to write"
+    _show(runners, task, title, _settings(locals()), folder, json_output=json_output)
+
+
+def _open(given: Mapping[str, Any]) -> tuple[DiffusionModel, PreTrainedTokenizerBase]:
+    import torch
+
+    if given["threads"] is not None:
+        torch.set_num_threads(given["threads"])
+    return open_model(given)
+
+
+def _race(
+    model: DiffusionModel,
+    task: Task,
+    caches: Mapping[str, DiffusionCache],
+    choice: Choice,
+    given: Mapping[str, Any],
+) -> list[Runner]:
+    from kvfold.diffusion import race
+
+    rounds = given["rounds"]
+    return race(
+        model,
+        task.prompts,
+        caches,
+        length=given["length"],
+        sampler=choice.make(model),
+        rounds=rounds,
+        seed=given["seed"],
+        on_lap=lambda name, number: note(f"round {number} of {rounds}: {name}"),
+    )
+
+
+def _task(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: tuple[str, ...],
+    rows: int,
+    prompt_tokens: int,
+    seed: int,
+) -> Task:
+    from kvfold.diffusion.arithmetic import Exam, is_arithmetic
+    from kvfold.text import encode, text_tokens
+
+    if texts:
+        return Task([encode(tokenizer, text) for text in texts], f"{len(texts)} prompts")
+    if is_arithmetic(tokenizer):
+        exam = Exam.draw(rows, seed=seed)
+        return Task(exam.prompts, f"{rows} held-out additions", exam)
+    tokens = text_tokens(tokenizer, rows * prompt_tokens)
+    starts = range(0, rows * prompt_tokens, prompt_tokens)
+    prompts = [tokens[start : start + prompt_tokens] for start in starts]
+    return Task(prompts, f"{rows} prompts of {prompt_tokens} tokens")
+
+
+def _public(model: str) -> str:
+    from kvfold.evict.train import public_name
+
+    return public_name(model)
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, object]:
+    """What was asked, as plain data, without the folders of this machine."""
+    import torch
+
+    names = (
+        *("caches", "rows", "prompt_tokens", "length", "sampler", "steps"),
+        *("block_length", "threshold", "factor", "rounds", "seed"),
+    )
+    calibration, loaded = given["calibration"], given["loaded"]
+    return {
+        **{name: given[name] for name in names},
+        "model": _public(given["model"]),
+        "calibration": None if calibration is None else calibration.name,
+        "threads": torch.get_num_threads(),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+    }
+
+
+def _show(
+    runners: Sequence[Runner],
+    task: Task,
+    title: str,
+    settings: dict[str, object],
+    folder: Path | None,
+    *,
+    json_output: bool,
+) -> None:
+    document = _document(runners, task, settings)
+    if folder is not None:
+        _write(runners, title, document, folder)
+    if json_output:
+        print_json(document)
+        return
+    columns = ("cache", "tokens/s", "times none", "agrees", "steps", "computed", "held")
+    stdout().print(
+        table([*columns, *(["right"] if task.exam else [])], _rows(runners, task), title=title)
+    )
+
+
+def _rows(runners: Sequence[Runner], task: Task) -> Iterable[list[object]]:
+    base = _base(runners)
+    for runner in runners:
+        row: list[object] = [
+            runner.name,
+            f"{_spread(runner.tokens_per_second):.1f}",
+            None if (times := _times(runner, base)) is None else f"{times:.2f}",
+            f"{runner.agreement:.1%}",
+            runner.report.steps,
+            f"{runner.report.share:.0%}",
+            format_bytes(runner.report.bytes_held),
+        ]
+        yield row + ([f"{task.exam.right(runner.generation.tokens):.1%}"] if task.exam else [])
+
+
+def _document(
+    runners: Sequence[Runner], task: Task, settings: dict[str, object]
+) -> dict[str, object]:
+    from kvfold.environment import environment
+
+    base = _base(runners)
+    outcomes = [
+        {
+            "cache": runner.name,
+            "tokens_per_second": _spread(runner.tokens_per_second).to_dict(),
+            "times_none": None if (times := _times(runner, base)) is None else times.to_dict(),
+            "seconds": _spread(runner.seconds).to_dict(),
+            "first_tokens_seconds": _spread(runner.first_seconds).to_dict(),
+            "agreement": runner.agreement,
+            "new_tokens": runner.new_tokens,
+            "tokens_per_step": runner.tokens_per_step,
+            "right": task.exam.right(runner.generation.tokens) if task.exam else None,
+            "report": runner.report.to_dict(),
+        }
+        for runner in runners
+    ]
+    return {
+        "kind": "diffusion",
+        "task": task.what,
+        "settings": settings,
+        "outcomes": outcomes,
+        "environment": environment(),
+    }
+
+
+def _write(
+    runners: Sequence[Runner], title: str, document: dict[str, object], folder: Path
+) -> None:
+    from kvfold.artifacts import json_text, write_files
+    from kvfold.diffusion.picture import draw_race
+
+    text = json_text(document)
+    files = {
+        f"{NAME}.json": lambda path: path.write_text(text, encoding="utf-8"),
+        f"{NAME}.png": lambda path: draw_race(runners, title).savefig(path, format="png", dpi=130),
+    }
+    for path in write_files(folder, files):
+        note(f"wrote {path}")
+
+
+def _base(runners: Sequence[Runner]) -> Runner:
+    return next(runner for runner in runners if runner.name == "none")
+
+
+def _times(runner: Runner, base: Runner) -> Spread | None:
+    """Tokens a second over those of no cache, round by round; None if that wrote none."""
+    from kvfold.bench.spread import divide
+
+    if not base.new_tokens:
+        return None
+    return divide(runner.tokens_per_second, base.tokens_per_second)
+
+
+def _spread(samples: tuple[float, ...]) -> Spread:
+    from kvfold.bench.spread import Spread
+
+    return Spread(samples)

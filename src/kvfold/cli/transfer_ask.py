@@ -1,0 +1,295 @@
+"""`kvfold transfer ask`: a consumer that answers a prompt, with codes or without."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvfold.artifacts import format_bytes
+from kvfold.cli.checks import (
+    check_budget,
+    check_counts,
+    check_methods,
+    check_model,
+    check_temperature,
+)
+from kvfold.cli.console import JsonOption, note, print_json
+from kvfold.cli.files import read_text
+from kvfold.cli.generate import NewTokensOption, SeedOption, TemperatureOption
+from kvfold.cli.options import DeviceOption, DtypeOption, load
+from kvfold.cli.transfer_options import (
+    PORT,
+    CodecArgument,
+    HostOption,
+    KeyFileOption,
+    PortOption,
+    check_port,
+    check_seconds,
+    check_tokenizer,
+    client_context,
+    read_key,
+)
+from kvfold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from kvfold.transfer import Answer, Consumer
+
+PromptArgument = Annotated[str, typer.Argument(help="What follows the prefix, as a question.")]
+PrefixOption = Annotated[
+    Path, typer.Option("--prefix", help="Text file of the prefix, whose codes are asked for.")
+]
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", help="The consumer: `default`, a model's folder, or a Hub name."),
+]
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Put both into the model's chat template, or give them as they are.",
+        show_default="--chat where there is a template",
+    ),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        help="The cache that codes are decoded into: full, or one that keeps less and needs no "
+        "queries, such as streaming or knorm."
+    ),
+]
+BudgetOption = Annotated[
+    str | None, typer.Option(help="What that method may keep.", show_default="0.25")
+]
+TlsOption = Annotated[bool, typer.Option("--tls", help="Connect by TLS.")]
+AuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-authority",
+        help="PEM file of certificates to trust; connects by TLS.",
+        show_default="this machine's, with --tls",
+    ),
+]
+ServerNameOption = Annotated[
+    str | None,
+    typer.Option(help="Name in the producer's certificate.", show_default="the address"),
+]
+ConnectOption = Annotated[float, typer.Option(help="In which the connection must be there.")]
+AnswerOption = Annotated[float, typer.Option(help="In which all codes must have come.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and how it is answered."""
+
+    prefix: str
+    """Text whose codes are asked for."""
+    prompt: str
+    """What follows."""
+    chat: bool | None
+    """Whether the chat template is used."""
+    method: str
+    """Of the cache."""
+    budget: str | None
+    """Of the cache."""
+    max_new_tokens: int
+    """Most tokens of the answer."""
+    temperature: float
+    """How far the likeliest token is left to chance."""
+    seed: int
+    """Of the sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of it."""
+
+    text: str
+    """The answer."""
+    prefix_tokens: int
+    """Tokens of the prefix."""
+    prompt_tokens: int
+    """Tokens that the consumer read itself in any case."""
+    new_tokens: int
+    """Tokens of the answer."""
+    first_token_seconds: float
+    """From the question to the first token."""
+    prefix: Answer
+    """Where the cache came from."""
+
+
+def ask(
+    codec: CodecArgument,
+    prompt: PromptArgument,
+    prefix: PrefixOption,
+    model: ModelOption = "default",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = PORT,
+    key_file: KeyFileOption = None,
+    tls: TlsOption = False,
+    tls_authority: AuthorityOption = None,
+    server_name: ServerNameOption = None,
+    connect_seconds: ConnectOption = 2.0,
+    answer_seconds: AnswerOption = 60.0,
+    method: MethodOption = "full",
+    budget: BudgetOption = None,
+    max_new_tokens: NewTokensOption = 128,
+    chat: ChatOption = None,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Answer a prompt that follows a prefix which a producer has read.
+
+    When no codes come, are late or invalid, the model reads the prefix itself and says why.
+    """
+    text = _checked(locals())
+    loaded, tokenizer, consumer = _opened(locals())
+    asked = Question(text, prompt, chat, method, budget, max_new_tokens, temperature, seed)
+    write = (lambda part: None) if json_output else _write
+    reply = _answer(loaded, tokenizer, consumer, asked, write)
+    if json_output:
+        print_json(_document(reply, consumer, model))
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    note(_told(reply))
+
+
+def _opened(
+    given: Mapping[str, Any],
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Consumer]:
+    """The model, its tokenizer, and what asks the producer."""
+    key = read_key(given["key_file"])
+    context = client_context(tls=given["tls"], authority=given["tls_authority"])
+    from kvfold.transfer import Codec, Consumer, ConsumerSettings
+
+    asking = ("host", "port", "connect_seconds", "answer_seconds", "server_name")
+    settings = ConsumerSettings(**{name: given[name] for name in asking})
+    codec = Codec.load(given["codec"])
+    model, tokenizer = load(given["model"], given["dtype"], given["device"])
+    check_tokenizer(codec, tokenizer, "consumer")
+    consumer = Consumer(codec.receiver(model), settings, key=key, tls=context)
+    return model, tokenizer, consumer
+
+
+def _checked(given: Mapping[str, Any]) -> str:
+    """Refuse what can be refused before torch is imported; returns the prefix."""
+    if not given["prompt"].strip():
+        raise ConfigError("the prompt is empty: give what follows the prefix")
+    check_methods([given["method"]])
+    check_budget(given["budget"])
+    check_counts(max_new_tokens=given["max_new_tokens"])
+    check_temperature(given["temperature"])
+    check_model(given["model"], given["dtype"])
+    check_port(given["port"], least=1)
+    check_seconds(connect_seconds=given["connect_seconds"], answer_seconds=given["answer_seconds"])
+    return read_text(given["prefix"])
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, asked: Question) -> tuple[list[int], list[int]]:
+    """The prefix and what follows it, as tokens."""
+    from kvfold.evaluation.document import Document
+    from kvfold.evaluation.prompt import build_prompt
+    from kvfold.text import encode, leading_tokens
+
+    has_template = tokenizer.chat_template is not None
+    if asked.chat and not has_template:
+        raise ConfigError("this model has no chat template: leave --chat out, or give --raw")
+    prefix = encode(tokenizer, asked.prefix)
+    if has_template if asked.chat is None else asked.chat:
+        built = build_prompt(tokenizer, Document("prefix", prefix, asked.prompt))
+        return built.document, built.question
+    return [*leading_tokens(tokenizer), *prefix], encode(tokenizer, asked.prompt)
+
+
+def _answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    consumer: Consumer,
+    asked: Question,
+    write: Callable[[str], None],
+) -> Reply:
+    import torch
+
+    from kvfold.api import make_cache
+    from kvfold.cache import prefill
+    from kvfold.evaluation.generation import TextStream, generate, sampler, stop_tokens
+    from kvfold.evaluation.prompt import require_positions
+
+    first, then = _tokens(tokenizer, asked)
+    advice = "shorten the prefix, or lower --max-new-tokens"
+    require_positions(model, len(first) + len(then), asked.max_new_tokens, advice)
+    into = None
+    if asked.method != "full":
+        into = make_cache(model, asked.method, budget=asked.budget)
+    stream, stop = TextStream(tokenizer), stop_tokens(model, tokenizer)
+    start = time.perf_counter()
+    prefix = asyncio.run(consumer.ask(torch.tensor([first], device=model.device), into=into))
+    logits = prefill(model, torch.tensor([then], device=model.device), prefix.cache)
+    choose = sampler(asked.temperature, seed=asked.seed)
+    answer = generate(
+        model,
+        prefix.cache,
+        logits,
+        max_new_tokens=asked.max_new_tokens,
+        stop=stop,
+        choose=choose,
+    )
+    reached = None
+    for token in answer:
+        reached = reached or time.perf_counter()
+        write(stream.feed(token))
+    write(stream.finish())
+    took = (reached or time.perf_counter()) - start
+    return Reply(stream.text, len(first), len(then), len(stream.tokens), took, prefix)
+
+
+def _write(part: str) -> None:
+    if part:
+        sys.stdout.write(part)
+        sys.stdout.flush()
+
+
+def _told(reply: Reply) -> str:
+    """Where the cache came from, in one line."""
+    prefix = reply.prefix
+    if prefix.source == "producer":
+        came = f"from the producer's codes, {format_bytes(prefix.bytes_received)}"
+    else:
+        came = f"read by the consumer itself: {prefix.reason}"
+    return (
+        f"prefix of {reply.prefix_tokens} tokens {came}, in {prefix.seconds:.2f} s; first token "
+        f"after {reply.first_token_seconds:.2f} s; {prefix.cache.report()}"
+    )
+
+
+def _document(reply: Reply, consumer: Consumer, model: str) -> dict[str, object]:
+    from kvfold.environment import environment
+
+    prefix = reply.prefix
+    return {
+        "text": reply.text,
+        "model": model,
+        "source": prefix.source,
+        "reason": prefix.reason,
+        "prefix_tokens": reply.prefix_tokens,
+        "prompt_tokens": reply.prompt_tokens,
+        "new_tokens": reply.new_tokens,
+        "bytes_received": prefix.bytes_received,
+        "prefix_seconds": prefix.seconds,
+        "first_token_seconds": reply.first_token_seconds,
+        "counts": consumer.counts.to_dict(),
+        "cache": prefix.cache.report().to_dict(),
+        "environment": environment(),
+    }

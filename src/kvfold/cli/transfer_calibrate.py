@@ -1,0 +1,252 @@
+"""`kvfold transfer calibrate`: from two models and some texts to a codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvfold.cli.checks import check_counts, check_model
+from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
+from kvfold.cli.files import output_folder
+from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
+from kvfold.cli.train_place import ResumeOption, TextsOption, this_command
+from kvfold.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from kvfold.training.corpus import Corpus
+    from kvfold.transfer import CalibrationProgress, CalibrationSettings, Codec
+
+STATE = "state"
+"""Folder of what a calibration has come to, inside its own."""
+PICTURE = "calibration.png"
+"""Drawn beside the codec."""
+
+ProducerArgument = Annotated[
+    str, typer.Argument(help="Reads prefixes: `default`, a model's folder, or a Hub name.")
+]
+ConsumerArgument = Annotated[
+    str, typer.Argument(help="Goes on from them: of the same architecture, other weights.")
+]
+PayloadOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Most bytes of a message, all included, as a share of the raw cache in bfloat16.",
+        show_default="0.25, without --max-kl",
+    ),
+]
+MaxKlOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-kl",
+        help="Instead: as few bytes as diverge by so many nats from the consumer's own.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[
+    str, typer.Option(help="Folder of the codec, its picture, and the state.", metavar="DIR")
+]
+CountOption = Annotated[int, typer.Option(help="Texts that are read; a few more are measured on.")]
+TokensOption = Annotated[int, typer.Option(help="Tokens of a text, and of a payload's prefix.")]
+PatchesOption = Annotated[int, typer.Option(help="Most patched layers; 0 leaves them out.")]
+WidthsOption = Annotated[str, typer.Option(help="Bits that a code may take: 8,4 or fewer.")]
+SeedOption = Annotated[int, typer.Option(help="Of texts, samples and aligners.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be calibrated, and where it goes."""
+
+    producer: str
+    """As it was named."""
+    consumer: str
+    """As it was named."""
+    texts: tuple[str, ...]
+    """Sources."""
+    count: int
+    """Texts that are read."""
+    payload: float | None
+    """Share of raw."""
+    max_kl: float | None
+    """Nats."""
+    out: Path
+    """The folder."""
+    dtype: str | None
+    """Of the weights."""
+    device: str | None
+    """Where to."""
+
+
+def calibrate(
+    producer: ProducerArgument,
+    consumer: ConsumerArgument,
+    out: OutOption = "kvfold-transfer",
+    payload: PayloadOption = None,
+    max_kl: MaxKlOption = None,
+    texts: TextsOption = "default",
+    count: CountOption = 200,
+    tokens: TokensOption = 1024,
+    patches: PatchesOption = 8,
+    widths: WidthsOption = "8,4",
+    seed: SeedOption = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    resume: ResumeOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a codec that hands prefixes from one model to another of the same architecture.
+
+    --resume goes on after an interruption; with another target it reuses what was read.
+    """
+    for name in (producer, consumer):
+        check_model(name, dtype)
+    check_counts(count=count, tokens=tokens)
+    folder = output_folder(out)
+    _check_state(folder, resume=resume)
+    if payload is None and max_kl is None:
+        payload = 0.25
+    order = Order(producer, consumer, listed(texts), count, payload, max_kl, folder, dtype, device)
+    settings = _settings(order, tokens, patches, widths, seed)
+    try:
+        codec, title = _run(order, settings)
+    except KeyboardInterrupt:
+        if (folder / STATE).exists():
+            note(f"{folder} holds the run so far: the same command with --resume goes on with it")
+        raise
+    _show(codec, folder, title, json_output=json_output)
+
+
+def _check_state(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, or none to resume."""
+    from kvfold.transfer.artifact import FILE
+
+    holds = (folder / STATE).exists()
+    if resume and not holds:
+        raise ConfigError(
+            f"{folder} holds no state of a calibration to resume: leave --resume out, or name the "
+            "folder of the run"
+        )
+    if not resume and (holds or (folder / FILE).exists()):
+        raise ConfigError(
+            f"{folder} holds a calibration: --resume goes on with it, or choose another --out"
+        )
+
+
+def _settings(
+    order: Order, tokens: int, patches: int, widths: str, seed: int
+) -> CalibrationSettings:
+    from kvfold.transfer import CalibrationSettings
+    from kvfold.transfer.probes import SHORTEST
+    from kvfold.transfer.settings import Target
+
+    bits = listed(widths)
+    if not bits or not all(part.isdecimal() for part in bits):
+        raise ConfigError(f"--widths {widths!r}: give numbers of bits such as 8,4")
+    settings = CalibrationSettings(
+        tokens=tokens,
+        patches=patches,
+        pool=max(patches, CalibrationSettings().pool),
+        widths=tuple(map(int, bits)),
+        seed=seed,
+    )
+    settings.check()
+    Target(order.payload, order.max_kl)
+    if tokens < settings.continuation + SHORTEST:
+        least = settings.continuation + SHORTEST
+        raise ConfigError(f"--tokens {tokens} is too short to measure by: give at least {least}")
+    return settings
+
+
+def _run(order: Order, settings: CalibrationSettings) -> tuple[Codec, str]:
+    from kvfold.environment import environment
+    from kvfold.evict.train import public_name
+    from kvfold.training import open_corpus
+    from kvfold.transfer import calibrate as fit
+
+    first, tokenizer = load(order.producer, order.dtype, order.device)
+    second, other = load(order.consumer, order.dtype, order.device)
+    settings = replace(settings, tokenizer=_shared_digest(tokenizer, other))
+    corpus = open_corpus(order.texts, tokenizer, length=settings.tokens, seed=settings.seed)
+    with progress() as report:
+        codec = fit(
+            first,
+            second,
+            _excerpts(corpus, order.count, 2 * settings.probes),
+            payload=order.payload,
+            max_kl=order.max_kl,
+            settings=settings,
+            folder=order.out / STATE,
+            on_progress=_teller(report),
+        )
+    names = [public_name(name) for name in (order.producer, order.consumer)]
+    added = {
+        "models": {"producer": names[0], "consumer": names[1]},
+        "corpus": corpus.describe(),
+        "command": this_command(),
+        "environment": environment(),
+    }
+    return replace(codec, record=codec.record | added), " to ".join(names)
+
+
+def _shared_digest(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str:
+    from kvfold.transfer import tokenizer_digest
+
+    digests = [tokenizer_digest(each) for each in (first, second)]
+    if digests[0] != digests[1]:
+        raise ConfigError(
+            "the two models have different tokenizers, so that no prefix is the same for both: "
+            "give a base model and one fine-tuned from it"
+        )
+    return digests[0]
+
+
+def _excerpts(corpus: Corpus, count: int, measured: int) -> list[torch.Tensor]:
+    """Texts to read, then those to measure on, which share nothing with them."""
+    read = [corpus.excerpt(index, "train").tokens for index in range(count)]
+    return read + [corpus.excerpt(index, "validation").tokens for index in range(measured)]
+
+
+def _teller(report: Callable[[str, float], None]) -> Callable[[CalibrationProgress], None]:
+    def tell(at: CalibrationProgress) -> None:
+        report(f"{at.stage}: {at.done} of {at.total}", at.done / at.total)
+
+    return tell
+
+
+def _show(codec: Codec, folder: Path, title: str, *, json_output: bool) -> None:
+    from kvfold.artifacts import write_files
+    from kvfold.transfer.picture import draw_calibration
+
+    path = codec.save(folder)
+    (picture,) = write_files(
+        folder,
+        {
+            PICTURE: lambda at: draw_calibration(codec.record, title).savefig(
+                at, format="png", dpi=130
+            )
+        },
+    )
+    if json_output:
+        print_json({"codec": str(path), "picture": str(picture), **codec.record})
+        return
+    record = codec.record
+    stdout().print(
+        facts(
+            {
+                "codec": path,
+                "picture": picture,
+                "payload": f"{record['payload']:.3f} of raw bfloat16",
+                "divergence": f"{record['divergence']:.4f} nats, on texts not chosen by",
+                "patched layers": ", ".join(map(str, codec.patched)) or "none",
+                "took": f"{record['seconds']:.0f} s",
+            },
+            title=title,
+        )
+    )
+    note(f"serve it: kvfold transfer serve {folder}")
