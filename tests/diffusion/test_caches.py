@@ -384,6 +384,13 @@ def test_a_proxy_follows_its_weights() -> None:
     assert model.proxies(8) is not first
 
 
+def test_weights_made_under_inference_mode_have_proxies():
+    with torch.inference_mode():
+        model = tiny_diffusion.__wrapped__("llada")
+        first = model.proxies(8)
+    assert model.proxies(8) is first
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

@@ -52,12 +52,12 @@ def test_a_padded_row_equals_the_row_alone(lengths: list[int]):
     total = lengths[0]
     ids, second, follow = tiny_ids(3, total), tiny_ids(3, 30, seed=1), tiny_ids(3, 60, seed=2)
     mask = torch.cat([left_padded(lengths, total), left_padded([30, 30, 4], 30)], dim=1)
-    batch = fresh(0.12)
+    batch = fresh(0.1)
     together = run(wide(), batch, [ids, second, *one_by_one(follow)], mask)
     assert layers_of(batch)[0].expanded == 1
     for index, length in enumerate(lengths):
         own, new = slice(index, index + 1), [30, 30, 4][index]
-        single = fresh(0.12)
+        single = fresh(0.1)
         alone = run(
             wide(), single,
             [ids[own, total - length :], second[own, 30 - new :], *one_by_one(follow[own])],
@@ -92,7 +92,7 @@ def test_short_prompts_do_not_pile_up():
         run(wide(), held, [tiny_ids(2, 12, seed=turn)], mask)
     layer = layers_of(held)[0]
     assert int(layer.slots.counts.max()) <= 90
-    assert int(layer.slots.counts.min()) >= 16
+    assert int(layer.slots.counts.min()) >= 8
 
 
 def test_equal_rows_are_equal():
@@ -114,7 +114,7 @@ def test_rows_differ_in_spans():
 def test_a_second_prompt_equals_its_tokens_one_by_one():
     """As long as nothing is folded in between."""
     ids, second = tiny_ids(2, 300), tiny_ids(2, 12, seed=1)
-    at_once, single = fresh(), fresh()
+    at_once, single = fresh(shortest=16), fresh(shortest=16)
     for held in (at_once, single):
         run(wide(), held, [ids])
         assert has_folded(held)
@@ -128,7 +128,7 @@ def test_a_second_prompt_equals_its_tokens_one_by_one():
 def test_queries_of_a_prompt_see_what_each_would_see():
     """All logits of a second prompt, more than a block of queries long."""
     ids, second = tiny_ids(1, 300), tiny_ids(1, 14, seed=1)
-    at_once, single = fresh(), fresh()
+    at_once, single = fresh(shortest=16), fresh(shortest=16)
     run(wide(), at_once, [ids])
     run(wide(), single, [ids])
     expected = run(wide(), single, one_by_one(second))

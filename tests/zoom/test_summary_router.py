@@ -183,11 +183,12 @@ def test_states(trained: bool, folder: Path, tmp_path: Path):
 @pytest.mark.parametrize("trained", [False, True])
 def test_rows_and_budgets(trained: bool, folder: Path):
     ids, mask, more = tiny_ids(2, 300), left_padded([300, 180], 300), tiny_ids(2, 20, seed=1)
-    batch, single = (fresh(folder if trained else "none", 0.2) for _ in range(2))
+    batch, single = (fresh(folder if trained else "none", 0.12) for _ in range(2))
     together = run(wide(), batch, [ids, *one_by_one(more)], mask)
     # One span is expanded in any case; then a row alone is as it is in the batch.
     assert layers_of(batch)[0].expanded == 1
     alone = run(wide(), single, [ids[1:, 120:], *one_by_one(more[1:])])
+    assert layers_of(single)[0].expanded == 1
     assert_close(together[1:], alone, 1e-4)
     held = fresh(folder if trained else "none", 0.5)
     run(wide(), held, [ids, *one_by_one(more)], mask)

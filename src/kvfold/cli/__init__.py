@@ -38,8 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader of standard output went away.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = next((argument for argument in given if not argument.startswith("-")), None)
-    wanted = ENVIRONMENT if command == "bench" else ENVIRONMENT | SHARED
+    # `bench` is a command, and one of `diffuse` and `transfer`.
+    words = [argument for argument in given if not argument.startswith("-")][:2]
+    measures = words[:1] == ["bench"] or words in (["diffuse", "bench"], ["transfer", "bench"])
+    wanted = ENVIRONMENT if measures else ENVIRONMENT | SHARED
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     try:

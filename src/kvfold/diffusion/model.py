@@ -117,7 +117,11 @@ class DiffusionModel:
     def proxies(self, rank: int) -> list[Proxy]:
         """Each layer's proxy of values, made when first asked for or when weights have changed."""
         weights = [layer.value.weight for layer in self.decoder.blocks]
-        versions = tuple((weight.data_ptr(), weight._version) for weight in weights)
+        # What was made under inference mode counts no versions.
+        versions = tuple(
+            (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+            for weight in weights
+        )
         made = self._proxies.get(rank)
         if made is None or made[0] != versions:
             made = self._proxies[rank] = (versions, proxies_of(self.decoder, rank))

@@ -23,8 +23,6 @@ from kvfold.zoom.gates import Gates
 from kvfold.zoom.layer import Resolution, Routing, ZoomLayer
 from kvfold.zoom.slow import CHOICES, DEFAULTS, check_slow, slow_tiers
 
-STEP = 16
-"""Generated tokens become a span of this length, if spans may be as long."""
 LONGEST = 1024
 """Tokens of the longest span that makes sense: one is expanded at least."""
 DEFAULT_BUDGET = Budget(0.25, "ratio")
@@ -49,8 +47,9 @@ def build_cache(
             for none; `digest`, SHA-256 of their weights, to be warned of others), `directions` of
             the sketch (24, or fewer in a small budget), `shortest` and `longest` span in tokens
             (8, 16), `sinks` (4), `deviations` of surprisal above which a token is an anchor (1),
-            `weighting` of a span's tokens in its means (`surprisal` or `even`), `slow` (`half` or
-            `exact`: in what spans are held), `zoom` (whether spans are expanded at all), `factors`
+            `weighting` of a span's tokens in its means (`even`, or `surprisal` as in the paper),
+            `slow` (`half` or `exact`: in what spans are held), `zoom` (whether spans are expanded
+            at all), `factors`
             (`head` or `joint`: spans as low-rank factors of each kv head, or of all together, where
             that is smaller; `none`), their `rank` (half of `longest`, 32 at most) and `precision`
             (`half`: as spans are, or `int8`), `disk` (a folder: spans stand in files there, which
@@ -62,14 +61,7 @@ def build_cache(
         ConfigError: For an unknown option, or a value it cannot use.
     """
     budget = budget or DEFAULT_BUDGET
-    if budget.unit != "ratio":
-        raise BudgetError(
-            f"{method} takes a share of the full cache's bytes, not {budget}: give one such as 0.1"
-        )
-    if budget.amount < LEAST:
-        raise BudgetError(
-            f"{method} cannot keep to {budget.amount:.1%} of the bytes: give at least {LEAST:.0%}"
-        )
+    _check_budget(method, budget)
     given = _given(model, method, budget, options)
     gates, named = choose_gates(model, method, given)
     resolution, segmenting = _settings(model, method, budget, given, gates)
@@ -88,6 +80,17 @@ def build_cache(
     )
 
 
+def _check_budget(method: str, budget: Budget) -> None:
+    if budget.unit != "ratio":
+        raise BudgetError(
+            f"{method} takes a share of the full cache's bytes, not {budget}: give one such as 0.1"
+        )
+    if budget.amount < LEAST:
+        raise BudgetError(
+            f"{method} cannot keep to {budget.amount:.1%} of the bytes: give at least {LEAST:.0%}"
+        )
+
+
 _DEFAULTS: dict[str, object] = {
     "routing": "sketch",
     "directions": DIRECTIONS,
@@ -95,7 +98,7 @@ _DEFAULTS: dict[str, object] = {
     "longest": 16,
     "sinks": 4,
     "deviations": 1.0,
-    "weighting": "surprisal",
+    "weighting": "even",
     "slow": "half",
     "zoom": True,
     **gate_choice.DEFAULTS,
@@ -145,7 +148,7 @@ def _settings(
         routing=cast("Routing", given["routing"]),
         directions=directions,
         gates=gates,
-        step=max(shortest, min(longest, STEP)),
+        step=shortest,
         longest=longest,
         dtype=torch.float16 if half else None,
         zoom=bool(given["zoom"]),

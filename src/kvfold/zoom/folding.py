@@ -21,8 +21,10 @@ from kvfold.zoom.surprisal import Surprisal
 
 WINDOW = 256
 """Newest tokens that stay exact, at most."""
-LEAST_WINDOW = 16
+LEAST_WINDOW = 8
 """And at least, however small the budget."""
+FIRST = 32
+"""Tokens of a row that are divided first, at least: directions are found among them."""
 _WINDOW_PART = 16
 """The window takes this part of a budget."""
 _ANCHOR_PART = 32
@@ -86,7 +88,8 @@ class Folding:
         lengths, settled = _lengths(first), _settled(first)
         worth = (first.resolution.share * lengths).long()
         until = lengths - (worth // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
-        least = first.resolution.step + self._how.sinks * (settled == 0)
+        step = first.resolution.step
+        least = torch.where(settled == 0, max(step, FIRST) + self._how.sinks, step)
         is_due = until - settled >= least
         if bool(is_due.any()):
             exact = first.slots.counts - (lengths - settled)
