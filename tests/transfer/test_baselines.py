@@ -115,3 +115,13 @@ def test_what_is_no_baseline_is_refused(pair):
     for layers in (None, range(0), range(2, 5), range(0, 3, 2)):
         with pytest.raises(ConfigError, match="recompute needs layers in a row"):
             hand_over_by("recompute", *pair, IDS, layers=layers)
+
+
+def test_padding_that_all_rows_share_keeps_its_columns():
+    base, other = tiny_pair()
+    mask = left_padded([8, 5], 12)
+    for name in ("oracle", "rerotated", "recompute"):
+        layers = range(1, 2) if name == "recompute" else None
+        ends = Endpoint(base), Endpoint(other)
+        handed = hand_over_by(name, *ends, tiny_ids(2, 12), mask=mask, layers=layers)
+        assert handed.cache.get_seq_length() == 12

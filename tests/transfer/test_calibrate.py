@@ -1,11 +1,13 @@
 """Calibration: targets are kept, what is recorded is so, and a stopped run goes on the same."""
 
 import copy
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import kvfold
 from kvfold.cache import prefill
@@ -244,3 +246,36 @@ def test_errors_of_what_layers_are_given_are_recorded_with_and_without_patches(
     exact = calibrate(pair[0], pair[0], tiny_texts(8), settings=replace(REUSE, widths=(32,)))
     assert "curve" not in exact.record
     assert max(exact.record["growth"]["as made"]) < 1e-2  # pyright: ignore
+
+
+def test_a_layer_whose_room_is_below_one_step_is_not_patched(pair):
+    """So much divergence is allowed that a layer's own codes are smaller than a step."""
+    codec = calibrate(*pair, tiny_texts(12), max_kl=0.5, settings=replace(QUICK, granule=4))
+    pool = codec.record["pool"]
+    assert isinstance(pool, list) and len(pool) < QUICK.pool
+    assert set(codec.patched) <= set(pool)
+    assert float(str(codec.record["divergence_chosen_by"])) <= 0.5
+
+
+def test_a_divergence_that_other_texts_exceed_is_warned_of(pair, caplog):
+    texts = tiny_texts(12)
+    with caplog.at_level(logging.WARNING):
+        codec = calibrate(*pair, texts, max_kl=0.5, settings=REUSE)
+    assert float(str(codec.record["divergence"])) <= 0.5
+    assert "no choice was made by" not in caplog.text
+    # What is chosen by is of another kind, and easier, than what is measured on.
+    texts[-4:-2] = [torch.full_like(text, 7) for text in texts[-4:-2]]
+    with caplog.at_level(logging.WARNING):
+        codec = calibrate(*pair, texts, max_kl=0.02, settings=REUSE)
+    assert float(str(codec.record["divergence"])) > 0.02
+    assert "more than the 0.02 wanted" in caplog.text
+
+
+def test_a_pass_for_decoders_keeps_no_rows(pair, tmp_path: Path):
+    calibrate(*pair, tiny_texts(8), payload=0.4, settings=REUSE, folder=tmp_path)
+    journal = tmp_path / "payload-0.4" / "decoders.safetensors"
+    samples = {
+        name: tensor for name, tensor in load_file(journal).items() if name.endswith(".sample")
+    }
+    assert len(samples) == 6
+    assert all(len(tensor) == 0 for tensor in samples.values())

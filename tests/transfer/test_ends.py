@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import kvfold
+from kvfold.cache import CACHE_KEYWORD, prefill
 from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.codec import Codec
 from kvfold.transfer.coder import encode_layer
 from kvfold.transfer.ends import Receiver, Sender
 from kvfold.transfer.wire import Limits, MessageReader, MessageWriter, ids_digest
+from tests.contract import left_padded
 from tests.tiny import tiny_ids, tiny_model
 from tests.transfer.codecs import quick_codec
 from tests.transfer.pairs import tiny_pair, tiny_texts
@@ -104,3 +107,42 @@ def test_the_consumer_is_attached(ends):
     codec = Codec(codec.coders, codec.producer, codec.producer, "", {})
     with pytest.raises(ConfigError, match="attach"):
         codec.receiver(model)
+
+
+@pytest.mark.parametrize("method", ["full", "streaming"])
+def test_a_cache_is_as_wide_as_the_ids_however_many_columns_are_padding(ends, method: str):
+    """Every row is shorter than the ids: what goes on brings a mask over all columns."""
+    sender, receiver = ends
+    model = receiver.endpoint.model
+    ids, follow = tiny_ids(2, 12), tiny_ids(2, 3, seed=1)
+    mask = left_padded([8, 5], 12)
+    message = b"".join(sender.pieces(ids, mask=mask))
+    own, wide, narrow = (kvfold.make_cache(model, method) for _ in range(3))
+    prefill(model, ids, own, attention_mask=mask.long())
+    wide, narrow = (None, None) if method == "full" else (wide, narrow)
+    cache = receiver.decode(message, ids=ids, mask=mask, into=wide)
+    assert cache.get_seq_length() == own.get_seq_length() == 12
+    assert (
+        cache.own_layers[0].slots.positions.tolist() == own.own_layers[0].slots.positions.tolist()
+    )
+    whole = torch.cat([ids, follow], 1)
+    attended = torch.cat([mask.long(), torch.ones(2, 3, dtype=torch.long)], 1)
+    options = {"attention_mask": attended, "max_new_tokens": 4, "do_sample": False}
+    given = model.generate(whole, **options, **{CACHE_KEYWORD: cache})
+    # The same tokens without any padding that both rows share.
+    narrow = receiver.decode(message, into=narrow)
+    assert narrow.get_seq_length() == 8
+    options["attention_mask"] = attended[:, 4:]
+    expected = model.generate(whole[:, 4:], **options, **{CACHE_KEYWORD: narrow})
+    assert torch.equal(given[:, 15:], expected[:, 11:])
+
+
+def test_masks_that_are_not_padded_on_the_left_are_refused(ends):
+    sender, _ = ends
+    for mask, message in (
+        (left_padded([8], 12).flip(-1), "pad on the left"),
+        (left_padded([8], 11), "give one of the same shape"),
+        (left_padded([0], 12), "no tokens"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            next(sender.pieces(IDS, mask=mask))

@@ -1,8 +1,11 @@
 """Aligners: nothing at first, better than the linear part where there is something to learn."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kvfold.errors import ConfigError
 from kvfold.transfer.patch import Aligner, AlignerSettings, Patch, train_aligner
 from kvfold.transfer.refit import aligned
 from tests.transfer.codecs import basis_of
@@ -58,3 +61,14 @@ def test_no_aligner_is_made_where_none_is_wanted_or_nothing_is_sent(hidden: int)
     empty = Patch(basis_of(a, b, strength=0.0).translator(()), None)
     assert aligned(empty, rows, settings, seed=0).aligner is None
     assert (aligned(linear, rows, settings, seed=0).aligner is None) == (hidden == 0)
+
+
+def test_an_aligner_that_does_not_fit_its_type_is_refused():
+    """Codes of 1e6 have a decoder that float16 holds, and a scale that it does not."""
+    a, b = curved()
+    translator = basis_of(1e6 * a, b, dtype=torch.float16).translator(((32, 6),))
+    rows = torch.cat([1e6 * a, b], 1)
+    with pytest.raises(ConfigError, match=r"beyond torch.float16: store it in float32"):
+        aligned(Patch(translator, None), rows, replace(QUICK, steps=2), seed=0)
+    wide = basis_of(1e6 * a, b, dtype=torch.float32).translator(((32, 6),))
+    assert aligned(Patch(wide, None), rows, replace(QUICK, steps=2), seed=0).aligner is not None

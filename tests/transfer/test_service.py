@@ -6,18 +6,22 @@ import asyncio
 import logging
 import ssl
 import struct
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+import kvfold
+from kvfold.cache import prefill
 from kvfold.errors import ConfigError
 from kvfold.transfer.codec import Codec
+from kvfold.transfer.coder import decode_layer
 from kvfold.transfer.consumer import Answer, Consumer, ConsumerSettings
 from kvfold.transfer.ends import Receiver, Sender
 from kvfold.transfer.producer import Producer, ServiceSettings
-from kvfold.transfer.protocol import Request, pack_refusal, pack_request
+from kvfold.transfer.protocol import Request, pack_refusal, pack_request, request_of
 from kvfold.transfer.wire import MAGIC
 from tests.contract import left_padded
 from tests.tiny import tiny_ids
@@ -483,3 +487,209 @@ def test_a_codec_of_another_pair_is_never_used(ends):
             return await Consumer(receiver, ConsumerSettings(port=producer.port)).ask(IDS)
 
     assert_own(receiver, asyncio.run(run()), "this codec")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what must come; the test fails when it does not."""
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come")
+
+
+class Held:
+    """Lets the producer's model read nothing until it is let go, and notes what it is given."""
+
+    def __init__(self, sender: Sender, monkeypatch) -> None:
+        self.lengths: list[int] = []
+        self.gate = threading.Event()
+        read = sender.endpoint.read
+
+        def held(ids: torch.Tensor, **options):
+            self.lengths.append(ids.shape[1])
+            assert self.gate.wait(20)
+            return read(ids, **options)
+
+        monkeypatch.setattr(sender.endpoint, "read", held)
+
+
+async def wanting(sender: Sender, port: int, ids: torch.Tensor) -> asyncio.StreamWriter:
+    """A client that has sent its request."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(pack_request(request_of(sender.codec.digest, "", ids, None), None))
+    await writer.drain()
+    return writer
+
+
+@pytest.mark.parametrize("abruptly", [True, False])
+def test_nothing_is_begun_for_clients_that_have_left(ends, monkeypatch, abruptly: bool):
+    sender, receiver = ends
+    held = Held(sender, monkeypatch)
+
+    async def run():
+        async with Producer([sender]) as producer:
+            writers = [
+                await wanting(sender, producer.port, tiny_ids(1, length)) for length in range(2, 22)
+            ]
+            await until(lambda: len(producer._waiting) == 20 and len(held.lengths) == 1)
+            for writer in writers:
+                writer.transport.abort() if abruptly else writer.close()
+            # The one that was begun goes on.
+            await until(lambda: len(producer._waiting) == 1 and not producer._clients)
+            held.gate.set()
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            answer = await consumer.ask(IDS)
+            again = await consumer.ask(tiny_ids(1, held.lengths[0]))
+            await until(lambda: producer.counts.served == 2)
+            return answer, again, producer.counts
+
+    answer, again, counts = asyncio.run(run())
+    assert (answer.source, again.source) == ("producer", "producer")
+    assert held.lengths[1:] == [24]
+    assert (counts.broken, counts.served, counts.encoded) == (20, 2, 2)
+
+
+def test_a_prefix_is_read_as_long_as_one_client_waits(ends, monkeypatch):
+    sender, receiver = ends
+    held = Held(sender, monkeypatch)
+
+    async def run():
+        async with Producer([sender]) as producer:
+            first = await wanting(sender, producer.port, tiny_ids(1, 3))
+            await until(lambda: len(held.lengths) == 1)
+            writers = [await wanting(sender, producer.port, IDS) for _ in range(3)]
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            patient = asyncio.create_task(consumer.ask(IDS))
+            await until(lambda: len(producer._clients) == 5)
+            for writer in (first, *writers):
+                writer.transport.abort()
+            await until(lambda: len(producer._clients) == 1)
+            held.gate.set()
+            return await patient
+
+    answer = asyncio.run(run())
+    assert answer.source == "producer"
+    assert held.lengths == [3, 24]
+
+
+def test_one_who_asks_for_what_was_just_given_up_is_served(ends, monkeypatch):
+    sender, _ = ends
+    held = Held(sender, monkeypatch)
+    requests = [request_of(sender.codec.digest, "", tiny_ids(1, n), None) for n in (3, 24)]
+
+    async def run():
+        async with Producer([sender]) as producer:
+            keys = [producer._check(request) for request in requests]
+            producer._join(keys[0], requests[0])
+            given_up = producer._join(keys[1], requests[1])
+            producer._leave(keys[1], given_up)
+            # Before the loop has told anyone that it is cancelled.
+            wanted = producer._join(keys[1], requests[1])
+            held.gate.set()
+            message = await wanted.task
+            return message, given_up.task.cancelled(), len(producer._waiting)
+
+    message, cancelled, left = asyncio.run(run())
+    assert b"".join(message) == b"".join(sender.pieces(IDS))
+    assert (cancelled, left) == (True, 0)
+
+
+def test_prefixes_that_wait_are_no_more_than_allowed(ends, monkeypatch):
+    sender, receiver = ends
+    held = Held(sender, monkeypatch)
+
+    async def run():
+        async with Producer([sender], ServiceSettings(prefixes=2)) as producer:
+            port = producer.port
+            clients = [await wanting(sender, port, tiny_ids(1, length)) for length in (3, 4)]
+            await until(lambda: len(producer._waiting) == 2)
+            consumer = Consumer(receiver, ConsumerSettings(port=port))
+            refused = await consumer.ask(IDS)
+            shared = asyncio.create_task(consumer.ask(tiny_ids(1, 4)))
+            await until(lambda: len(producer._clients) == len(clients) + 1)
+            held.gate.set()
+            return refused, await shared
+
+    refused, shared = asyncio.run(run())
+    assert_own(receiver, refused, "too many prefixes wait")
+    assert shared.source == "producer"
+
+
+def test_codes_of_an_idle_producer_go_in_time(ends):
+    sender, receiver = ends
+
+    async def run():
+        async with Producer([sender], ServiceSettings(seconds_kept=0.3)) as producer:
+            await Consumer(receiver, ConsumerSettings(port=producer.port)).ask(IDS)
+            kept = producer.store.bytes
+            await until(lambda: len(producer.store) == 0)
+            return kept, producer.store.bytes
+
+    kept, left = asyncio.run(run())
+    assert (kept > 0, left) == (True, 0)
+
+
+def test_bytes_of_each_answer_are_its_own(ends):
+    sender, receiver = ends
+    prefixes = [tiny_ids(1, length) for length in (8, 24, 60)]
+
+    async def run():
+        async with Producer([sender]) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            answers = await asyncio.gather(*(consumer.ask(ids) for ids in prefixes))
+            return [answer.bytes_received for answer in answers], consumer.counts.bytes_received
+
+    found, total = asyncio.run(run())
+    assert found == [len(b"".join(sender.pieces(ids))) for ids in prefixes]
+    assert total == sum(found)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 70000])
+def test_a_port_that_is_none_is_refused(port: int):
+    with pytest.raises(ConfigError, match="from 1 to 65535"):
+        ConsumerSettings(port=port)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (left_padded([20], 24).flip(-1), "pad on the left"),
+        (left_padded([20], 23), "give one of the same shape"),
+        (left_padded([20, 24], 24), "give one of the same shape"),
+        (left_padded([0], 24), "no tokens"),
+    ],
+)
+def test_masks_that_are_none_are_refused_before_anyone_is_asked(ends, mask, message: str):
+    consumer = Consumer(ends[1], ConsumerSettings(port=1))
+    with pytest.raises(ConfigError, match=message):
+        consumer.prefix(IDS, mask=mask)
+    assert consumer.counts.asked == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), OverflowError("too large")])
+@pytest.mark.parametrize("method", ["full", "streaming"])
+def test_a_consumer_that_fails_to_decode_reads_by_itself(ends, monkeypatch, error, method: str):
+    sender, receiver = ends
+    model = receiver.endpoint.model
+    decode = decode_layer
+
+    def fail(coder, endpoint, layer, *rest):
+        if layer == 2:
+            raise error
+        return decode(coder, endpoint, layer, *rest)
+
+    async def run():
+        async with Producer([sender]) as producer:
+            consumer = Consumer(receiver, ConsumerSettings(port=producer.port))
+            into = None if method == "full" else kvfold.make_cache(model, method, budget=12)
+            return into, await consumer.ask(IDS, into=into)
+
+    monkeypatch.setattr("kvfold.transfer.ends.decode_layer", fail)
+    into, answer = asyncio.run(run())
+    assert answer.source == "own"
+    assert answer.reason == str(error)
+    own = kvfold.make_cache(model, method, budget=None if into is None else 12)
+    prefill(model, IDS, own)
+    assert into is None or answer.cache is into
+    assert torch.equal(logits(receiver, answer.cache), logits(receiver, own))

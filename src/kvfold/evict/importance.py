@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from kvfold.attention import LazyMask, Scoring
 from kvfold.attention.grouped import attention_probabilities, weigh_values
 from kvfold.cache import CACHE_KEYWORD, CacheLayer, CacheSpec, KVCache
-from kvfold.cache.replay import replay
+from kvfold.cache.replay import RecordingCache, replay
 from kvfold.ops.divergence import kl_divergence
 
 STEPS = (1 / 6, 3 / 6, 5 / 6)
@@ -48,7 +48,7 @@ class _MixedLayer(CacheLayer):
 
 def head_importance(
     model: PreTrainedModel,
-    prompt: KVCache,
+    prompt: RecordingCache,
     continuation: torch.Tensor,
     expected: torch.Tensor,
     kept: torch.Tensor,
@@ -59,7 +59,7 @@ def head_importance(
 
     Args:
         model: An attached model.
-        prompt: Made of `RecordingLayer`; one row.
+        prompt: One row.
         continuation: Tokens that follow it, `[N]`.
         expected: Logits of the full cache after each, `[N, V]`.
         kept: Which prompt tokens the layers keep when pruned, `[L, P]`.

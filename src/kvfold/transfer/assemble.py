@@ -36,7 +36,12 @@ class Assembly:
     """
 
     def __init__(
-        self, endpoint: Endpoint, lengths: Sequence[int], into: KVCache | None = None
+        self,
+        endpoint: Endpoint,
+        lengths: Sequence[int],
+        into: KVCache | None = None,
+        *,
+        width: int | None = None,
     ) -> None:
         """Start an empty cache.
 
@@ -45,6 +50,7 @@ class Assembly:
             lengths: Tokens of each row; shorter rows are padded on the left.
             into: An empty cache to be filled, layer after layer in their order; see
                 `kvfold.transfer.pour`. A full one without it.
+            width: Columns of the rows, padding included; the longest row's without it.
 
         Raises:
             ConfigError: When the model is not attached.
@@ -52,7 +58,8 @@ class Assembly:
         self._endpoint = endpoint
         self._is_poured = into is not None
         self._cache = full_cache(endpoint.model) if into is None else into
-        self._device, self._length = endpoint.model.device, max(lengths)
+        self._device = endpoint.model.device
+        self._length = max(lengths) if width is None else width
         self._lengths = torch.tensor(lengths, device=self._device)
         columns = torch.arange(self._length, device=self._device)
         tokens = columns >= (self._length - self._lengths)[:, None]

@@ -86,7 +86,7 @@ def hand_over_by(
         coded = [_coded(name, rows, heads) for rows in states]
         found.append((coded[0][0], coded[1][0]))
         payload += coded[0][1] + coded[1][1]
-    return HandedOver(_assembled(consumer, found, row_lengths(ids, mask)), payload)
+    return HandedOver(_assembled(consumer, found, ids, mask), payload)
 
 
 def _coded(name: Baseline, rows: torch.Tensor, heads: int) -> tuple[torch.Tensor, int]:
@@ -102,8 +102,10 @@ def _coded(name: Baseline, rows: torch.Tensor, heads: int) -> tuple[torch.Tensor
     return arrived, rows.numel() * bits // 8 + 2 * steps.numel()
 
 
-def _assembled(consumer: Endpoint, states: Sequence[States], lengths: Sequence[int]) -> KVCache:
-    assembly = Assembly(consumer, lengths)
+def _assembled(
+    consumer: Endpoint, states: Sequence[States], ids: torch.Tensor, mask: torch.Tensor | None
+) -> KVCache:
+    assembly = Assembly(consumer, row_lengths(ids, mask), width=ids.shape[1])
     for layer, (keys, values) in enumerate(states):
         assembly.put(layer, keys, values)
     return assembly.finish()
@@ -139,7 +141,7 @@ def _recompute(
         keys, values = trace.keys(layer), trace.values(layer)
         found.append((keys.bfloat16().float(), values.bfloat16().float()))
         payload += 2 * (keys.numel() + values.numel())
-    return HandedOver(_assembled(consumer, found, row_lengths(ids, mask)), payload)
+    return HandedOver(_assembled(consumer, found, ids, mask), payload)
 
 
 @contextmanager

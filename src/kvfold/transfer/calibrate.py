@@ -63,7 +63,9 @@ def calibrate(
         texts: Token ids, `[T]` each; the last `2 * settings.probes` are measured on.
         payload: Most bytes of a message as a share of the prefix's keys and values in bfloat16,
             headers included, for prefixes of `settings.tokens`.
-        max_kl: Most divergence of the consumer's predictions, in nats, at as few bytes as can be.
+        max_kl: Most divergence of the consumer's predictions, in nats, at as few bytes as can be;
+            on the texts that the choices are made by. On others it may be more: it is measured on
+            as many, recorded as `divergence`, and warned of where it exceeds the target.
         settings: How; the defaults without it.
         folder: Keeps the state, so that the same call goes on where it stopped.
         on_progress: Told where the calibration stands.

@@ -55,13 +55,19 @@ def measure_weights(draft: Draft, probes: Probes, bits: float, tell: Tell) -> di
 def measure_patch_weights(
     draft: Draft, probes: Probes, bits: float, pool: Sequence[int]
 ) -> dict[Place, float]:
-    """The same for codes of the attention's input, each as large as what it would replace."""
+    """The same for codes of the attention's input, each as large as what it would replace.
+
+    A layer of which that is too small for a single step is left out: it cannot be patched.
+    """
     plans, found = draft.plans(bits), {}
     for layer in pool:
         place: Place = ("hidden", layer)
         room = max(bits_of(draft.coder(layer, plans)), bits / draft.layers)
         settings = draft.settings
-        plan = allot([draft.claim(place)], settings.widths, room, settings.granule)[0]
+        try:
+            plan = allot([draft.claim(place)], settings.widths, room, settings.granule)[0]
+        except ConfigError:
+            continue
         cost = probes.divergence({layer: probes.decoded(layer, draft.coder(layer, {place: plan}))})
         found[place] = _weight(cost, draft.bases[place].error(plan))
     return found

@@ -1,8 +1,8 @@
 """A consumer on the network: it asks for a prefix's codes, and can always do without.
 
-Whatever goes wrong (nobody there, too late, cut off, altered, of another codec) ends in the
-consumer reading the prefix itself; it says so in the log, in the answer, and counts it. A cache is
-handed out only when every layer came whole.
+Whatever goes wrong (nobody there, too late, cut off, altered, of another codec, no memory left to
+decode) ends in the consumer reading the prefix itself; it says so in the log, in the answer, and
+counts it. A cache is handed out only when every layer came whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from kvfold.cache import KVCache, prefill
 from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.assemble import full_cache
-from kvfold.transfer.ends import Arrival, Receiver
+from kvfold.transfer.ends import Arrival, Receiver, require_rows
 from kvfold.transfer.pour import require_pourable
 from kvfold.transfer.protocol import (
     REFUSAL,
@@ -49,6 +49,21 @@ class ConsumerSettings:
     """Name in the producer's certificate, where it is not the address."""
     limits: Limits = field(default_factory=Limits)
     """What is taken at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse a port that nobody can listen at."""
+        if not 0 < self.port < 2**16:
+            raise ConfigError(f"port {self.port} is none: give the producer's, from 1 to 65535")
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """A prefix that is asked for, and what came of its message."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None
+    into: KVCache | None
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,20 +164,21 @@ class Consumer:
             The cache; see `Receiver.decode` for how to go on with it.
 
         Raises:
-            ConfigError: For more tokens than the model has positions, or none, or when `into`
-                cannot be filled from codes.
+            ConfigError: For more tokens than the model has positions, or none, for a mask that
+                does not fit or pads on the right, or when `into` cannot be filled from codes.
         """
+        require_rows(ids, mask)
         if into is not None:
             require_pourable(into, self._receiver.endpoint)
         started = time.monotonic()
         self.counts.asked += 1
-        before = self.counts.bytes_received
+        question = _Question(ids, mask, into)
         try:
-            cache, reason = await self._receive(ids, mask, into), None
+            cache, reason = await self._receive(question), None
             self.counts.received += 1
         except asyncio.TimeoutError:
             cache, reason = None, f"no whole answer within {self._settings.answer_seconds:g} s"
-        except (TransferError, OSError) as error:
+        except (TransferError, OSError, OverflowError, RuntimeError) as error:
             cache, reason = None, str(error) or type(error).__name__
         if cache is None:
             _LOGGER.warning("the consumer reads the prefix itself: %s", reason)
@@ -174,7 +190,7 @@ class Consumer:
             cache,
             "producer" if reason is None else "own",
             reason,
-            self.counts.bytes_received - before,
+            question.received,
             time.monotonic() - started,
         )
 
@@ -187,9 +203,7 @@ class Consumer:
         prefill(model, ids, cache, attention_mask=attended)
         return cache
 
-    async def _receive(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, into: KVCache | None
-    ) -> KVCache:
+    async def _receive(self, question: _Question) -> KVCache:
         settings = self._settings
         connecting = asyncio.open_connection(
             settings.host,
@@ -206,7 +220,7 @@ class Consumer:
                 f"{settings.connect_seconds:g} s"
             ) from error
         try:
-            exchange = self._exchange(reader, writer, ids, mask, into)
+            exchange = self._exchange(reader, writer, question)
             return await asyncio.wait_for(exchange, settings.answer_seconds)
         finally:
             writer.transport.abort()
@@ -215,11 +229,9 @@ class Consumer:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        ids: torch.Tensor,
-        mask: torch.Tensor | None,
-        into: KVCache | None,
+        question: _Question,
     ) -> KVCache:
-        codec = self._receiver.codec
+        codec, ids, mask = self._receiver.codec, question.ids, question.mask
         request = request_of(codec.digest, codec.tokenizer, ids, mask)
         writer.write(pack_request(request, self._key))
         await writer.drain()
@@ -228,13 +240,16 @@ class Consumer:
         loop = asyncio.get_running_loop()
         while message.wanted:
             data = await read_exactly(reader, message.wanted)
+            question.received += len(data)
             self.counts.bytes_received += len(data)
             if arrival is None and data.startswith(REFUSAL):
                 reason = await read_refusal(reader, data, self._key)
                 raise TransferError(f"the producer refused: {reason}")
             piece = message.take(data)
             if isinstance(piece, Header):
-                arrival = self._receiver.begin(piece, message, ids=ids, mask=mask, into=into)
+                arrival = self._receiver.begin(
+                    piece, message, ids=ids, mask=mask, into=question.into
+                )
             elif isinstance(piece, Frame):
                 assert arrival is not None
                 # Layers are decoded while the next ones come.

@@ -110,7 +110,7 @@ class Endpoint:
         """Run texts through the model.
 
         Args:
-            ids: Token ids, `[B, T]`, left padded.
+            ids: Token ids, `[B, T]`, left padded, on any device.
             mask: False for padding, `[B, T]`; without it all are tokens.
             hidden: Layers of which the attention's input is wanted too.
             chunk_size: Most tokens a forward; all at once without it.
@@ -121,6 +121,8 @@ class Endpoint:
         Raises:
             ConfigError: For no tokens, or more than the model has positions.
         """
+        ids = ids.to(self.model.device)
+        mask = None if mask is None else mask.to(self.model.device)
         # Without a configuration no layer forgets what left its window.
         cache = DynamicCache()
         attended = None if mask is None else mask.long()

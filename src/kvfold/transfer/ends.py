@@ -56,9 +56,10 @@ class Sender:
             chunk_size: Most tokens a forward.
 
         Raises:
-            ConfigError: For a row without tokens, or more tokens than the model has positions.
+            ConfigError: For a row without tokens, a mask that does not fit or pads on the right,
+                or more tokens than the model has positions.
         """
-        _check_rows(ids, mask)
+        require_rows(ids, mask)
         trace = self.endpoint.read(ids, mask=mask, hidden=self.codec.patched, chunk_size=chunk_size)
         lengths = tuple(row_lengths(ids, mask))
         writer = MessageWriter(self.codec.header(ids_digest(ids, mask), lengths), key)
@@ -95,7 +96,8 @@ class Receiver:
         Args:
             message: As `Codec.encode` gives it.
             ids: The prefix that was asked for, `[B, T]`; another one's codes are refused.
-            mask: False for padding in `ids`.
+            mask: False for padding in `ids`. The cache is as wide as they are; without `ids`, as
+                the longest row.
             key: Shared with the producer.
             limits: What is taken at most.
             into: An empty cache of the consumer that is filled and returned, when all has come;
@@ -135,7 +137,7 @@ class Receiver:
             ConfigError: When `into` cannot be filled from codes.
         """
         self._check(header, ids, mask)
-        arrival = Arrival(self, header, into)
+        arrival = Arrival(self, header, into, width=None if ids is None else ids.shape[1])
         reader.frame_limit = min(reader.frame_limit, arrival.frame_limit)
         return arrival
 
@@ -167,7 +169,14 @@ class Receiver:
 class Arrival:
     """A cache whose layers are coming in."""
 
-    def __init__(self, receiver: Receiver, header: Header, into: KVCache | None = None) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        header: Header,
+        into: KVCache | None = None,
+        *,
+        width: int | None = None,
+    ) -> None:
         """Use `Receiver.begin`, which checks the header.
 
         Raises:
@@ -179,7 +188,7 @@ class Arrival:
         self._coders, self._endpoint = receiver.coders, receiver.endpoint
         self._count = header.tokens
         self._layouts = [layout_of(coder, header.tokens) for coder in self._coders]
-        self._assembly = Assembly(receiver.endpoint, header.lengths, into)
+        self._assembly = Assembly(receiver.endpoint, header.lengths, into, width=width)
 
     @property
     def frame_limit(self) -> int:
@@ -213,15 +222,21 @@ class Arrival:
             self._held[frame.layer] = packed
 
     def finish(self) -> KVCache:
-        """The cache.
+        """The cache; one that was given is as it was when this fails.
 
         Raises:
             TransferError: When a layer is missing.
         """
-        if self._into is not None and len(self._held) == len(self._coders):
+        if self._into is None or len(self._held) < len(self._coders):
+            return self._assembly.finish()
+        before = self._into.fork()
+        try:
             for layer in range(len(self._coders)):
                 self._decode(layer, self._held.pop(layer))
-        return self._assembly.finish()
+            return self._assembly.finish()
+        except BaseException:
+            vars(self._into).update(vars(before))
+            raise
 
     def _decode(self, layer: int, packed: dict[str, torch.Tensor]) -> None:
         states = decode_layer(self._coders[layer], self._endpoint, layer, packed, self._count)
@@ -233,7 +248,13 @@ def row_lengths(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
     return [ids.shape[1]] * len(ids) if mask is None else mask.long().sum(-1).tolist()
 
 
-def _check_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+def require_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Refuse what is no prefix `[B, T]`, padded on the left.
+
+    Raises:
+        ConfigError: For a mask of another shape or with padding after a token, or a row without
+            tokens.
+    """
     if mask is not None and mask.shape != ids.shape:
         raise ConfigError(
             f"the mask {list(mask.shape)} does not fit the token ids {list(ids.shape)}: give one "

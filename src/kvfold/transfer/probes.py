@@ -15,7 +15,7 @@ from kvfold.cache import CACHE_KEYWORD
 from kvfold.errors import ConfigError
 from kvfold.ops.divergence import kl_divergence
 from kvfold.transfer.assemble import Assembly
-from kvfold.transfer.coder import Coder, decode_layer, encode_layer
+from kvfold.transfer.coder import Coder, decode_layer, encode_layer, moved
 from kvfold.transfer.endpoint import Endpoint, attention_inputs
 from kvfold.transfer.streams import Pair
 
@@ -50,7 +50,7 @@ class Probes:
                 f"{continuation + SHORTEST}, or compare fewer tokens"
             )
         ids = torch.stack([text[:length] for text in texts])
-        self._consumer = pair.consumer
+        self._producer, self._consumer = pair.producer, pair.consumer
         ids = ids.to(pair.consumer.model.device)
         prefix, self._rest = ids[:, :-continuation], ids[:, -continuation:]
         self._lengths = [prefix.shape[1]] * len(texts)
@@ -77,9 +77,10 @@ class Probes:
 
     def decoded(self, layer: int, coder: Coder) -> States:
         """The states of a layer after a coder."""
-        packed = encode_layer(coder, self.trace, layer)
-        packed = {name: tensor.to(self._rest.device) for name, tensor in packed.items()}
-        return decode_layer(coder, self._consumer, layer, packed, self.count)
+        first, second = self._producer.model.device, self._consumer.model.device
+        packed = encode_layer(moved(coder, first), self.trace, layer)
+        packed = {name: tensor.to(second) for name, tensor in packed.items()}
+        return decode_layer(moved(coder, second), self._consumer, layer, packed, self.count)
 
     def all_decoded(self, coders: Sequence[Coder]) -> dict[int, States]:
         """The states of all layers after their coders."""

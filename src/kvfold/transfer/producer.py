@@ -1,8 +1,9 @@
 """A producer on the network: it reads prefixes once, and hands their codes to whoever asks.
 
 One connection carries one request. Prefixes are read one after the other in a thread of their own;
-those who ask for the same at the same time wait for one reading. Every step has a deadline, so that
-a client that sends or takes its bytes slowly costs no more than its connection.
+those who ask for the same at the same time wait for one reading, and what nobody waits for any more
+is not begun. Every step has a deadline, so that a client that sends or takes its bytes slowly costs
+no more than its connection.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 import ipaddress
 import logging
 import ssl
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from kvfold.errors import ConfigError, KVFoldError, TransferError
 from kvfold.transfer.ends import Sender
@@ -27,6 +29,11 @@ _LOGGER = logging.getLogger(__name__)
 Key = tuple[str, str]
 """Digests of a codec and of a prefix's token ids."""
 
+_T = TypeVar("_T")
+
+_SHORTEST_WAIT = 0.1
+"""Seconds between two looks at what is kept too long, at least."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
@@ -38,6 +45,8 @@ class ServiceSettings:
     """Port to listen at; 0 takes a free one."""
     connections: int = 256
     """Clients served at a time; more are refused at once."""
+    prefixes: int = 64
+    """Read or waited for at a time; requests for more are refused at once."""
     request_seconds: float = 5.0
     """In which a request must have come."""
     encode_seconds: float = 120.0
@@ -51,7 +60,7 @@ class ServiceSettings:
     bytes_kept: int = 2**28
     """Of codes that are kept for those who ask again."""
     seconds_kept: float = 600.0
-    """That codes are kept."""
+    """That codes are kept; up to a tenth longer while nobody asks."""
 
 
 @dataclass(slots=True)
@@ -74,6 +83,15 @@ class ServiceCounts:
     def to_dict(self) -> dict[str, int]:
         """The counts as plain data."""
         return asdict(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A prefix that is read or waits for it."""
+
+    work: Future[Message]
+    task: asyncio.Task[Message]
+    waiters: int = 0
 
 
 class Producer:
@@ -115,10 +133,11 @@ class Producer:
         """Codes that are kept."""
         self.counts = ServiceCounts()
         """What was done."""
-        self._waiting: dict[Key, asyncio.Task[Message]] = {}
+        self._waiting: dict[Key, _Reading] = {}
         self._clients: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvfold-producer")
         self._server: asyncio.Server | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -142,14 +161,17 @@ class Producer:
                 f"cannot listen at {settings.host}:{settings.port} ({error.strerror or error}): "
                 "choose another address or port"
             ) from error
+        self._expiring = asyncio.create_task(self._expire())
 
     async def close(self) -> None:
         """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
-        for task in [*self._clients, *self._waiting.values()]:
+        tasks = [*self._clients, *(reading.task for reading in self._waiting.values())]
+        tasks += [] if self._expiring is None else [self._expiring]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._clients, *self._waiting.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -201,8 +223,12 @@ class Producer:
         found = self.store.get(key)
         if found is not None:
             return found
-        encoding = asyncio.shield(self._encoding(key, request))
-        return await _within(settings.encode_seconds, encoding, "the codes were not ready")
+        read = self._join(key, request)
+        try:
+            waiting = _while_there(reader, read.task)
+            return await _within(settings.encode_seconds, waiting, "the codes were not ready")
+        finally:
+            self._leave(key, read)
 
     async def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
         async def send() -> None:
@@ -240,37 +266,77 @@ class Producer:
 
     # Codes ------------------------------------------------------------------------------------
 
-    def _encoding(self, key: Key, request: Request) -> asyncio.Task[Message]:
-        """The reading of a prefix; one for all who ask for it meanwhile."""
-        if key not in self._waiting:
-            task = asyncio.create_task(self._encode(key, request))
-            self._waiting[key] = task
-            task.add_done_callback(lambda done: self._done(key, done))
-        return self._waiting[key]
+    def _join(self, key: Key, request: Request) -> _Reading:
+        """Wait for the reading of a prefix: one for all who ask for it meanwhile."""
+        reading = self._waiting.get(key)
+        if reading is None:
+            if len(self._waiting) >= self._settings.prefixes:
+                raise TransferError("too many prefixes wait to be read: ask again later")
+            work = self._thread.submit(self._work, request)
+            reading = _Reading(work, asyncio.create_task(self._encode(key, work)))
+            self._waiting[key] = reading
+            reading.task.add_done_callback(lambda done: self._done(key, done))
+        reading.waiters += 1
+        return reading
+
+    def _leave(self, key: Key, reading: _Reading) -> None:
+        """Wait no more; a reading that was begun goes on, for those who ask again."""
+        reading.waiters -= 1
+        if reading.waiters == 0 and reading.work.cancel():
+            # Whoever asks before the task has ended needs another.
+            self._waiting.pop(key, None)
 
     def _done(self, key: Key, task: asyncio.Task[Message]) -> None:
-        self._waiting.pop(key, None)
+        reading = self._waiting.get(key)
+        if reading is not None and reading.task is task:
+            del self._waiting[key]
         # Nobody may be left who would hear of a failure.
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOGGER.warning("a prefix could not be read: %s", error)
 
-    async def _encode(self, key: Key, request: Request) -> Message:
+    def _work(self, request: Request) -> Message:
         sender, (ids, mask) = self._senders[request.codec], request.batch()
-        device = sender.endpoint.model.device
+        return tuple(sender.pieces(ids, mask=mask, key=self._key))
 
-        def work() -> Message:
-            return tuple(sender.pieces(ids.to(device), mask=mask.to(device), key=self._key))
-
+    async def _encode(self, key: Key, work: Future[Message]) -> Message:
         try:
-            message = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            message = await asyncio.wrap_future(work)
         except RuntimeError as error:
             raise TransferError(f"the producer failed to read the prefix ({error})") from error
         self.counts.encoded += 1
         self.store.put(key, message)
         return message
 
+    async def _expire(self) -> None:
+        """Let codes go in time though nobody asks."""
+        while True:
+            await asyncio.sleep(max(_SHORTEST_WAIT, self._settings.seconds_kept / 10))
+            self.store.expire()
 
-async def _within(seconds: float, work, meaning: str):
+
+async def _while_there(reader: asyncio.StreamReader, task: asyncio.Task[Message]) -> Message:
+    """What a task gives, which goes on without those who wait for it.
+
+    Raises:
+        ConnectionResetError: When the client leaves before, or says more than its request.
+    """
+    leaving = asyncio.create_task(_left(reader))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ConnectionResetError("the client left")
+        return task.result()
+    finally:
+        leaving.cancel()
+
+
+async def _left(reader: asyncio.StreamReader) -> None:
+    """End when a client does, or says anything."""
+    with suppress(OSError):
+        await reader.read(1)
+
+
+async def _within(seconds: float, work: Awaitable[_T], meaning: str) -> _T:
     """The result of an awaitable that has so long.
 
     Raises:

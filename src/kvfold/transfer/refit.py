@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from kvfold.errors import ConfigError
 from kvfold.ops.ridge import Moments, ridge, square_root
 from kvfold.transfer.coder import Coder, Reuse, translators
 from kvfold.transfer.patch import AlignerSettings, Patch, train_aligner
@@ -83,6 +84,9 @@ def aligned(
         settings: How the aligner is trained.
         seed: Of the training.
         metric: What an error of the attention's input costs, `[M, M]`.
+
+    Raises:
+        ConfigError: When the aligner does not fit the type it is stored in.
     """
     inputs = patch.inputs
     if settings.hidden == 0 or inputs.quantiser.rank == 0:
@@ -94,4 +98,10 @@ def aligned(
     codes = inputs.received(packed, len(rows))
     root = None if metric is None else square_root(metric)
     aligner = train_aligner(codes, missed, settings, generator, root)
-    return Patch(inputs, aligner.to(inputs.decoder.dtype))
+    kept, dtype = aligner.to(inputs.decoder.dtype), inputs.decoder.dtype
+    if not all(bool(tensor.isfinite().all()) for tensor in kept.state_dict().values()):
+        raise ConfigError(
+            f"an aligner has numbers beyond {dtype}: store it in float32, or leave aligners out by "
+            "a hidden width of 0"
+        )
+    return Patch(inputs, kept)

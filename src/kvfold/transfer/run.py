@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ from kvfold.transfer.settings import CalibrationSettings, Target
 from kvfold.transfer.storage import fingerprint_of
 from kvfold.transfer.streams import Gathering, Pair, Pass, Place, Tell, gather
 from kvfold.version import __version__
+
+_LOGGER = logging.getLogger(__name__)
 
 _FITS = 6
 """Tries to find the bits of a token that fill a payload."""
@@ -203,9 +206,11 @@ class Run:
             }
         self._fit(gathering, places)
         self._samples = {layer: gathering.sample(("hidden", layer)) for layer in pool}
-        draft.weights |= self._once(
+        weights = self._once(
             "patch-weights", lambda: measure_patch_weights(draft, probes, bits, pool)
         )
+        draft.weights |= weights
+        pool = [layer for _, layer in weights]
         tell = self._tell("choosing patches")
         order = self._once(
             "choice",
@@ -214,6 +219,7 @@ class Run:
                 for layer, reached in greedy_patches(draft, probes, bits, pool, tell)
             },
         )
+        self._record["pool"] = pool
         self._record["sensitivity"] = [gains["layer", layer] for layer in range(draft.layers)]
         self._record["patch_order"] = [[layer, reached] for (_, layer), reached in order.items()]
         return [layer for _, layer in order]
@@ -257,7 +263,7 @@ class Run:
         self._gather(
             gathering,
             "decoders",
-            1,
+            0,
             lambda text: received_rows(self._pair, chosen, text),
             self._journal,
         )
@@ -278,6 +284,14 @@ class Run:
         hidden = any(isinstance(coder, Patch) for coder in coders)
         checks = Probes(self._pair, self._checking, settings.continuation, hidden=hidden)
         codec, states = self._made(coders), checks.all_decoded(coders)
+        divergence, wanted = checks.divergence(states), self._target.divergence
+        if wanted is not None and divergence > wanted:
+            _LOGGER.warning(
+                "on texts that no choice was made by, the codec diverges by %.4f nats, more than "
+                "the %g wanted: give more texts or probes, or a smaller max_kl",
+                divergence,
+                wanted,
+            )
         record = self._record | {
             "settings": settings.to_dict(),
             "target": {"payload": self._target.payload, "max_kl": self._target.divergence},
@@ -286,7 +300,7 @@ class Run:
             "bits": codec.bits,
             "payload": codec.share(settings.tokens),
             "patched": codec.patched,
-            "divergence": checks.divergence(states),
+            "divergence": divergence,
             "divergence_chosen_by": probes.divergence(probes.all_decoded(coders)),
             "errors": [list(share) for share in checks.errors(states).values()],
             "weights": [[*place, weight] for place, weight in self._draft.weights.items()],

@@ -96,7 +96,8 @@ class Target:
     payload: float | None
     """Most bytes of a message, as a share of keys and values in bfloat16."""
     divergence: float | None
-    """Most divergence of the consumer's predictions, in nats."""
+    """Most divergence of the consumer's predictions, in nats, on the texts that the choices are
+    made by; others may show more."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept to."""

@@ -1,4 +1,7 @@
-"""Codes that a producer keeps: the least recently asked for go first, and none stays too long."""
+"""Codes that a producer keeps: the least recently asked for go first, and none is given too late.
+
+What has been kept for too long goes at the next `get`, `put` or `expire`, whichever comes first.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Pass:
     stage: str
     """Its name in the journal."""
     rows: int
-    """Rows of a sample, over all texts."""
+    """Rows of a sample, over all texts, rounded up to the same number of each; 0 keeps none."""
     save_every: int
     """Texts between two states on disk."""
     seed: int
