@@ -64,6 +64,7 @@ def test_the_report():
         "bytes_slow": 0,
         "bytes_index": index,
         "bytes_full": 4 * keys_and_values,
+        "details": None,
         "share": (keys_and_values + index) / (4 * keys_and_values),
     }
     assert str(report) == (

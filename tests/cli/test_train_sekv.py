@@ -75,7 +75,7 @@ def test_json_is_one_document_without_private_folders(
     assert [corpus["length"] for corpus in document["identity"]["corpora"]] == [64, 96]
     artifact = GatesArtifact.from_pretrained("sekv-gates")
     assert artifact.trained_on == "tiny-model"
-    assert str(artifact.record["command"]).startswith("kvfold ")
+    assert str(artifact.record["command"]).startswith("kvfold")
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(

@@ -42,7 +42,7 @@ def test_codec_picture_record_and_progress(
     assert imread("new/codec/calibration.png").ndim == 3
     record = codec.record
     assert record["models"] == {"producer": "base", "consumer": "special"}
-    assert str(record["command"]).startswith("kvfold ")
+    assert str(record["command"]).startswith("kvfold")
     curve, growth = record["curve"], record["growth"]
     assert isinstance(curve, list) and isinstance(growth, dict)
     assert [share for share, _ in curve] == sorted(share for share, _ in curve)

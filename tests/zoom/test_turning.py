@@ -73,15 +73,6 @@ def test_what_cannot_be_turned_is_refused(monkeypatch: pytest.MonkeyPatch):
         turnings(tiny_model("llama"), 8)
 
 
-def test_the_model_runs_once(monkeypatch: pytest.MonkeyPatch):
-    calls = []
-    monkeypatch.setattr(turning, "probe_rope", lambda each: calls.append(each) or ["rope"] * 3)
-    model = tiny_model("llama")
-    for longest in (8, 16):
-        assert all(each.cosines.shape == (longest, 16) for each in turnings(model, longest))
-    assert len(calls) == 1
-
-
 def test_no_model_is_kept_alive():
     model = tiny_model("llama")
     known, held = weakref.ref(model), turnings(model, 8)
