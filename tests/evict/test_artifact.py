@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import kvfold
 from kvfold.cache import KVCache
@@ -17,6 +16,7 @@ from kvfold.evict.artifact import FILE, SHIPPED, PolicyArtifact
 from kvfold.evict.network import PolicyNetwork
 from kvfold.evict.train import public_name
 from kvfold.models import DEFAULT_NAME, shape_facts
+from kvfold.tensorfile import write_sealed
 from tests.contract import attached, held_positions, teacher_forced
 from tests.tiny import tiny_ids
 
@@ -39,7 +39,7 @@ def rewrite(folder: Path, *, header: dict | None = None, weights: dict | None = 
         told = json.loads(file.metadata()["kvfold"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     told |= header or {}
-    save_file(tensors | (weights or {}), path, metadata={"kvfold": json.dumps(told)})
+    write_sealed(path, told, tensors | (weights or {}))
 
 
 def test_what_is_written_is_read_back(folder: Path):
@@ -61,10 +61,18 @@ def test_a_truncated_file_is_refused(folder: Path):
             PolicyArtifact.from_pretrained(folder)
 
 
+def test_a_changed_byte_is_found(folder: Path):
+    content = bytearray((folder / FILE).read_bytes())
+    content[-3] ^= 1
+    (folder / FILE).write_bytes(content)
+    with pytest.raises(ArtifactError, match="its checksum does not match"):
+        PolicyArtifact.from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 1}, "policy format 1, this version reads 2"),
+        ({"format": 1}, "policy format 1, this version reads 3"),
         ({"method": "sekv"}, "for method sekv, not distill"),
         ({"features": ["mass", "norm"]}, r"features \['mass', 'norm'\]"),
         ({"facts": None}, "does not hold"),
@@ -111,7 +119,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         names.append(name)
         raise OSError(f"no {file}")
 
-    monkeypatch.setattr("kvfold.evict.artifact.hf_hub_download", download)
+    monkeypatch.setattr("kvfold.models.hub.hf_hub_download", download)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return names

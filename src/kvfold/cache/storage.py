@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -18,7 +16,7 @@ from kvfold.cache.layer import CacheLayer
 from kvfold.cache.split import SplitLayer
 from kvfold.errors import ArtifactError, KVFoldError
 from kvfold.models import fingerprint
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.tensorfile import read_sealed, write_sealed
 
 FORMAT = 3
 """Version of the file format."""
@@ -47,8 +45,7 @@ def save_cache(cache: KVCache, path: str | Path) -> None:
         for index, layer in enumerate(cache.layers)
         for name, tensor in _tensors(layer).items()
     }
-    text = json.dumps(record)
-    write_tensors(Path(path), tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
+    write_sealed(Path(path), record, tensors)
 
 
 def load_cache(
@@ -104,15 +101,10 @@ def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder: give the file that the cache was saved to")
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
-            raise ValueError("its checksum does not match")
-        return json.loads(metadata["kvfold"]), tensors
+        return read_sealed(path)
     except FileNotFoundError as error:
         raise ArtifactError(f"there is no file {path}: check the name") from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is damaged or not a kvfold cache ({error}): write it again"
         ) from error

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError, safe_open
 
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError
 from kvfold.evict.features import FEATURES
 from kvfold.evict.network import PolicyNetwork
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.models.hub import fetch_artifact, locate_artifact
+from kvfold.tensorfile import digest_of, read_sealed, write_sealed
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file format."""
 IMPORTANCE = "importance"
 """Name of the tensor beside the network's weights."""
@@ -28,7 +23,10 @@ FILE = "distill.safetensors"
 SHIPPED = Path(__file__).parent / "shipped" / FILE
 """The policy that comes with the package, trained on the default model."""
 
-_REPOSITORY = re.compile(r"(?!.*\.safetensors$)[\w-][\w.-]*/[\w-][\w.-]*")
+_MISSING = (
+    "there is no policy at {name}: give a file or folder that `kvfold train distill` wrote to its "
+    "end, or a Hub repository such as owner/name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class PolicyArtifact:
 
         path = Path(folder) / FILE
         write_files(path.parent, {})
-        write_tensors(path, self._tensors(), {"kvfold": json.dumps(header)})
+        write_sealed(path, header, self._tensors())
         return path
 
     @classmethod
@@ -93,7 +91,7 @@ class PolicyArtifact:
         Raises:
             ArtifactError: When there is none, or it is damaged, of another format or kind.
         """
-        path = _fetch(name)
+        path = fetch_artifact(name, FILE, _MISSING)
         header, weights = _read(path)
         _check_header(path, header)
         is_finite = all(bool(torch.isfinite(weight).all()) for weight in weights.values())
@@ -135,49 +133,14 @@ def _pruned_heads(facts: dict[str, object]) -> tuple[int, int] | None:
 
 
 def locate(name: str | Path) -> str:
-    """What a policy's name stands for, wherever the process may go.
-
-    Args:
-        name: A file, a folder that holds one, or a Hub repository.
-
-    Returns:
-        The file with its whole path; a name of nothing on this machine, if the Hub may know it.
-
-    Raises:
-        ArtifactError: When the name is of something else, or of nothing.
-    """
-    file = os.path.join(name, FILE) if os.path.isdir(name) else os.fspath(name)
-    if os.path.isfile(file):
-        return os.path.abspath(file)
-    if isinstance(name, Path) or os.path.lexists(name) or not _REPOSITORY.fullmatch(name):
-        raise ArtifactError(
-            f"there is no policy at {name}: give a file or folder that `kvfold train distill` "
-            "wrote to its end, or a Hub repository such as owner/name"
-        )
-    return name
-
-
-def _fetch(name: str | Path) -> Path:
-    found = locate(name)
-    if os.path.isabs(found):
-        return Path(found)
-    try:
-        return Path(hf_hub_download(found, FILE))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ArtifactError(
-            f"there is nothing at {name}, and the Hub gave no {FILE} of that name: check it"
-        ) from error
+    """What a policy's name stands for, wherever the process may go; see `locate_artifact`."""
+    return locate_artifact(name, FILE, _MISSING)
 
 
 def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            header = json.loads((file.metadata() or {})["kvfold"])
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if not isinstance(header, dict):
-            raise ValueError("its header is no record")
-        return header, weights
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        return read_sealed(path)
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is damaged or not a kvfold policy ({error}): train it or fetch it again"
         ) from error

@@ -1,20 +1,24 @@
 """The Hugging Face Hub: whether it answers, what it has, and what is already on this machine."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     RepositoryNotFoundError,
 )
 
-from kvfold.errors import ConfigError, TransferError
+from kvfold.errors import ArtifactError, ConfigError, TransferError
 
 _SECONDS = 5.0
 _TRUE = {"1", "ON", "YES", "TRUE"}
+_REPOSITORY = re.compile(r"(?!.*\.safetensors$)[\w-][\w.-]*/[\w-][\w.-]*")
+"""What can be the name of a Hub repository, and is none of a file."""
 
 
 def hub_offline() -> bool:
@@ -76,3 +80,47 @@ def cached_snapshot(repository: str, files: tuple[str, ...]) -> Path | None:
     found = [try_to_load_from_cache(repository, name) for name in files]
     paths = [Path(path) for path in found if isinstance(path, str)]
     return paths[0].parent if len(paths) == len(files) else None
+
+
+def locate_artifact(name: str | Path, file: str, missing: str) -> str:
+    """What the name of something learnt stands for, wherever the process may go.
+
+    Args:
+        name: A file, a folder that holds one, or a Hub repository.
+        file: Name of the file in a folder or repository.
+        missing: What is said when there is none: `there is no policy at {name}: give ...`.
+
+    Returns:
+        The file with its whole path; a name of nothing on this machine, if the Hub may know it.
+
+    Raises:
+        ArtifactError: When the name is of something else, or of nothing.
+    """
+    path = os.path.join(name, file) if os.path.isdir(name) else os.fspath(name)
+    if os.path.isfile(path):
+        return os.path.abspath(path)
+    if isinstance(name, Path) or os.path.lexists(name) or not _REPOSITORY.fullmatch(name):
+        raise ArtifactError(missing.format(name=name))
+    return name
+
+
+def fetch_artifact(name: str | Path, file: str, missing: str) -> Path:
+    """The file that a name stands for, from the Hub where it is not on this machine.
+
+    Args:
+        name: A file, a folder that holds one, or a Hub repository.
+        file: Name of the file in a folder or repository.
+        missing: See `locate_artifact`.
+
+    Raises:
+        ArtifactError: When there is none.
+    """
+    found = locate_artifact(name, file, missing)
+    if os.path.isabs(found):
+        return Path(found)
+    try:
+        return Path(hf_hub_download(found, file))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ArtifactError(
+            f"there is nothing at {name}, and the Hub gave no {file} of that name: check it"
+        ) from error

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.tensorfile import digest_of, read_sealed, write_tensors
 from kvfold.version import __version__
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -139,15 +138,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ArtifactError: When it is damaged, of another format, or no checkpoint.
     """
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
-            raise ValueError("its checksum does not match")
-        record = json.loads(metadata["kvfold"])
+        record, tensors = read_sealed(path)
         if record["format"] == FORMAT:
             return _assemble(record, tensors)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"{path} is damaged or not a checkpoint of kvfold ({error}): start again in another "
             "folder"

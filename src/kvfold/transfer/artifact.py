@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.tensorfile import read_sealed, write_sealed
 from kvfold.transfer.codec import Codec
 from kvfold.transfer.coder import Coder, translators
 from kvfold.transfer.storage import Facts, coder_of, facts_of, row_width, tensors_of
@@ -41,10 +39,8 @@ def save_codec(codec: Codec, folder: Path) -> Path:
         "coders": facts_of(codec.coders),
         "record": finite(codec.record),
     }
-    text, tensors = json.dumps(header), tensors_of(codec.coders)
     write_files(folder, {})
-    metadata = {"kvfold": text, "sha256": digest_of(text, tensors)}
-    write_tensors(folder / FILE, tensors, metadata)
+    write_sealed(folder / FILE, header, tensors_of(codec.coders))
     return folder / FILE
 
 
@@ -82,20 +78,12 @@ def load_codec(path: Path) -> Codec:
 
 def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
-            raise ValueError("its checksum does not match")
-        header = json.loads(metadata["kvfold"])
-        if not isinstance(header, dict):
-            raise ValueError("its header is no record")
-        return header, tensors
+        return read_sealed(path)
     except FileNotFoundError as error:
         raise ArtifactError(
             f"there is no codec at {path}: give a file or folder that a calibration wrote"
         ) from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is damaged or not a kvfold codec ({error}): calibrate or fetch it again"
         ) from error

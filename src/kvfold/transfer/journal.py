@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from kvfold.artifacts import write_files
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.tensorfile import read_sealed, write_sealed
 
 FORMAT = 1
 """Version of the files."""
@@ -53,14 +52,9 @@ class Journal:
         if path is None or not path.exists():
             return None
         try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
-                raise ValueError("its checksum does not match")
-            record = json.loads(metadata["kvfold"])
+            record, tensors = read_sealed(path)
             facts, identity, version = record["facts"], record["identity"], record["format"]
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(
                 f"{path} is damaged or not a calibration's state ({error}): remove it, or "
                 "calibrate in another folder"
@@ -88,8 +82,7 @@ class Journal:
             return
         write_files(path.parent, {})
         record = {"format": FORMAT, "identity": self._identity, "facts": dict(facts)}
-        text = json.dumps(record)
-        write_tensors(path, tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
+        write_sealed(path, record, tensors)
 
     def _path(self, stage: str) -> Path | None:
         return None if self._folder is None else self._folder / f"{stage}.safetensors"

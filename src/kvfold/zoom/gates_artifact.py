@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError
 from kvfold.models import differing_facts, fingerprint, shape_facts
-from kvfold.tensorfile import digest_of, write_tensors
+from kvfold.models.hub import fetch_artifact, locate_artifact
+from kvfold.tensorfile import digest_of, read_sealed, write_sealed
 from kvfold.zoom.gates import Gates, GateShape
 
 FORMAT = 1
@@ -30,7 +26,10 @@ SHIPPED = Path(__file__).parent / "shipped" / FILE
 _GAIN = "gain"
 _WHOLE = "thresholds"
 """Kept in float32: in half precision, those near 1 would be 1."""
-_REPOSITORY = re.compile(r"(?!.*\.safetensors$)[\w-][\w.-]*/[\w-][\w.-]*")
+_MISSING = (
+    "there are no gates at {name}: give a file or folder that `kvfold train sekv` wrote to its "
+    "end, or a Hub repository such as owner/name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,8 @@ class GatesArtifact:
             "fingerprint": self.fingerprint,
             "record": finite(self.record),
         }
-        text = json.dumps(header)
         write_files(path.parent, {})
-        write_tensors(path, tensors, {"kvfold": text, "sha256": digest_of(text, tensors)})
+        write_sealed(path, header, tensors)
         return path
 
     @classmethod
@@ -101,7 +99,7 @@ class GatesArtifact:
         Raises:
             ArtifactError: When there is none, or it is damaged, of another format or kind.
         """
-        path = _fetch(name)
+        path = fetch_artifact(name, FILE, _MISSING)
         header, tensors = _read(path)
         _check_header(path, header)
         _require_finite(path, tensors)
@@ -134,26 +132,8 @@ def shipped_gates(model: PreTrainedModel) -> GatesArtifact | None:
 
 
 def locate(name: str | Path) -> str:
-    """What the name of gates stands for, wherever the process may go.
-
-    Args:
-        name: A file, a folder that holds one, or a Hub repository.
-
-    Returns:
-        The file with its whole path; a name of nothing on this machine, if the Hub may know it.
-
-    Raises:
-        ArtifactError: When the name is of something else, or of nothing.
-    """
-    file = os.path.join(name, FILE) if os.path.isdir(name) else os.fspath(name)
-    if os.path.isfile(file):
-        return os.path.abspath(file)
-    if isinstance(name, Path) or os.path.lexists(name) or not _REPOSITORY.fullmatch(name):
-        raise ArtifactError(
-            f"there are no gates at {name}: give a file or folder that `kvfold train sekv` wrote "
-            "to its end, or a Hub repository such as owner/name"
-        )
-    return name
+    """What the name of gates stands for, wherever the process may go; see `locate_artifact`."""
+    return locate_artifact(name, FILE, _MISSING)
 
 
 def _tensors(gates: Gates) -> dict[str, torch.Tensor]:
@@ -171,30 +151,10 @@ def _require_finite(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         raise ArtifactError(f"the gates for {path} hold weights that are not numbers: train again")
 
 
-def _fetch(name: str | Path) -> Path:
-    found = locate(name)
-    if os.path.isabs(found):
-        return Path(found)
-    try:
-        return Path(hf_hub_download(found, FILE))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ArtifactError(
-            f"there is nothing at {name}, and the Hub gave no {FILE} of that name: check it"
-        ) from error
-
-
 def _read(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != digest_of(metadata["kvfold"], tensors):
-            raise ValueError("its checksum does not match")
-        header = json.loads(metadata["kvfold"])
-        if not isinstance(header, dict):
-            raise ValueError("its header is no record")
-        return header, tensors
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        return read_sealed(path)
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is damaged or does not hold kvfold's gates ({error}): train or fetch them "
             "again"
