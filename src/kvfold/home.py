@@ -75,3 +75,10 @@ def default_status() -> DefaultStatus:
         return absent
     complete = all((folder / name).is_file() for name in REQUIRED_FILES)
     return status if complete and size == status.weights_bytes else absent
+
+
+def public_name(name: str) -> str:
+    """A model's name as others may read it: without the folders of this machine."""
+    if name == "default":
+        return DEFAULT_NAME
+    return Path(name).resolve().name if Path(name).is_dir() else name

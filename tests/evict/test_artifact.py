@@ -14,7 +14,6 @@ from kvfold.cache import KVCache
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.evict.artifact import FILE, SHIPPED, PolicyArtifact
 from kvfold.evict.network import PolicyNetwork
-from kvfold.evict.train import public_name
 from kvfold.models import DEFAULT_NAME, shape_facts
 from kvfold.tensorfile import write_sealed
 from tests.contract import attached, held_positions, teacher_forced
@@ -174,16 +173,6 @@ def test_the_shipped_policy_is_small_and_of_the_default_model():
     assert shipped.facts["layers"] == 30
     assert f"`{shipped.record['command']}`" in README.read_text(encoding="utf-8")
     assert "dirty" not in shipped.record["environment"]["commit"]
-
-
-def test_a_model_is_named_without_the_folders_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "tiny").mkdir()
-    monkeypatch.chdir(tmp_path / "tiny")
-    assert public_name("default") == DEFAULT_NAME
-    assert [public_name(name) for name in (str(tmp_path / "tiny"), "../tiny/", ".")] == ["tiny"] * 3
-    assert public_name("owner/name") == "owner/name"
 
 
 def decoded(policy: str | Path) -> KVCache:

@@ -81,11 +81,12 @@ def check(case: Case) -> None:
     error = (flat - expected.masses).abs().where(counts, 0.0)
     assert float(error.max()) < 5e-3  # exp(-8) of a sum in single precision
     assert float(error.where(expected.masses > highest - 2, 0.0).max()) < 1e-4
-    output = zoom_attention(query, exact, spans, expanded, scoring)
-    assert output.shape == query.shape
-    assert torch.isfinite(output).all()
-    deviation = (output - expected.output).norm() / expected.output.norm().clamp_min(1e-9)
-    assert float(deviation) < 1e-5
+    for everything in (None, spans.everything()):
+        output = zoom_attention(query, exact, spans, expanded, scoring, everything)
+        assert output.shape == query.shape
+        assert torch.isfinite(output).all()
+        deviation = (output - expected.output).norm() / expected.output.norm().clamp_min(1e-9)
+        assert float(deviation) < 1e-5
 
 
 ROWS = st.lists(

@@ -10,6 +10,8 @@ import torch
 import kvfold
 from kvfold.cache import KVCache
 from kvfold.errors import ConfigError
+from kvfold.zoom import attention
+from kvfold.zoom import layer as layer_module
 from kvfold.zoom.explain import Explainer, span_of
 from kvfold.zoom.notes import Tally, TextNotes
 from kvfold.zoom.picture import plot_segments
@@ -77,17 +79,23 @@ def test_anchors_are_the_first_and_the_most_surprising():
 @pytest.mark.parametrize("routing", ["sketch", "summary"])
 def test_expansions_are_counted_by_layer(routing: str, monkeypatch: pytest.MonkeyPatch):
     chosen: dict[int, list[int]] = {}
-    expand = Spans.expand
+    zoom, highest, current = layer_module.zoom_attention, attention._highest, [0]
 
-    def noting(self: Spans, wanted: torch.Tensor) -> object:
-        chosen.setdefault(id(self), []).extend(wanted.flatten().tolist())
-        return expand(self, wanted)
+    def attending(query: torch.Tensor, exact: object, spans: Spans, *rest: object) -> object:
+        current[0] = id(spans)
+        return zoom(query, exact, spans, *rest)
+
+    def noting(numbers: torch.Tensor, expanded: int) -> torch.Tensor:
+        found = highest(numbers, expanded)
+        chosen.setdefault(current[0], []).extend(found.flatten().tolist())
+        return found
 
     held = fresh(routing=routing)
     explainer = Explainer(held)
     run(wide(), held, [tiny_ids(1, 300), *one_by_one(tiny_ids(1, 5))])
     explainer.start_counting()
-    monkeypatch.setattr(Spans, "expand", noting)
+    monkeypatch.setattr(layer_module, "zoom_attention", attending)
+    monkeypatch.setattr(attention, "_highest", noting)
     run(wide(), held, [*one_by_one(tiny_ids(1, 40, seed=1)), tiny_ids(1, 11)])
     shares = explainer.explain(WORDS).expanded
     assert shares is not None

@@ -110,6 +110,8 @@ def test_a_head_reads_the_tokens_it_asked_for_and_the_means_of_the_rest(
     asked = routed.gates > 0
     assert 0 < float(asked.float().mean()) < 1
     actual = zoom_attention(query, near, held, expanded, SCORING).unflatten(1, (GROUPS, -1))
+    shared = zoom_attention(query, near, held, expanded, SCORING, held.everything())
+    torch.testing.assert_close(shared.unflatten(1, (GROUPS, -1)), actual, atol=1e-5, rtol=1e-4)
     for row, head, own, one in torch.cartesian_prod(
         *(torch.arange(n) for n in (ROWS, GROUPS, REPEATS, queries))
     ).tolist():

@@ -180,7 +180,7 @@ def _task(
 
 
 def _public(model: str) -> str:
-    from kvfold.evict.train import public_name
+    from kvfold.home import public_name
 
     return public_name(model)
 

@@ -10,6 +10,7 @@ import typer
 from kvfold.cli.checks import check_counts
 from kvfold.cli.console import facts, note, print_json, stdout
 from kvfold.cli.files import output_folder
+from kvfold.cli.train_place import progress_line
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,11 +97,7 @@ def training_settings(
 
 def line(at: Progress) -> str:
     """One line on where a run stands."""
-    parts = [f"{name} {at.metrics[name]:.3g}" for name in ("loss", "right") if name in at.metrics]
-    if at.validation:
-        parts.append(f"validation loss {at.validation['loss']:.3f}")
-    left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
-    return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"
+    return progress_line(at, ("loss", "right"), "loss")
 
 
 def show(trained: TrainedModel, model: str, *, json_output: bool) -> None:

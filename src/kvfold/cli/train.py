@@ -23,6 +23,7 @@ from kvfold.cli.train_place import (
     ValidationOption,
     folder_for,
     is_main,
+    progress_line,
     this_command,
 )
 from kvfold.cli.train_sekv import sekv
@@ -191,15 +192,9 @@ def _law(text: str) -> str:
 
 
 def _line(at: Progress) -> str:
-    """One line on where a run stands."""
-    shown = ("kl", "entropy")
-    parts = [f"{name} {at.metrics[name]:.3g}" for name in shown if name in at.metrics]
-    if "tokens_per_second" in at.metrics:
-        parts.append(f"{at.metrics['tokens_per_second']:.0f} tokens/s")
-    if at.validation:
-        parts.append(f"validation kl {at.validation['kl']:.3f}")
-    left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
-    return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"
+    """One line on where a run stands, with its speed."""
+    line, speed = progress_line(at, ("kl", "entropy"), "kl"), at.metrics.get("tokens_per_second")
+    return line if speed is None else f"{line}, {speed:.0f} tokens/s"
 
 
 def _show(trained: TrainedPolicy, *, json_output: bool) -> None:

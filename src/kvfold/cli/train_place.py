@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from kvfold.cli.files import output_folder
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from kvfold.training import Progress
 
 OutOption = Annotated[
     str, typer.Option(help="Folder of checkpoint, what is learnt, and picture.", metavar="DIR")
@@ -95,5 +97,26 @@ def is_main() -> bool:
 
 
 def this_command() -> str:
-    """What trains the same again."""
-    return shlex.join(["kvfold", *sys.argv[1:]])
+    """What trains the same again; it leaves out where to, which is nobody else's."""
+    words, given = ["kvfold"], iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            words.append(word)
+    return shlex.join(words)
+
+
+def progress_line(at: Progress, shown: Sequence[str], judged: str) -> str:
+    """One line on where a run stands.
+
+    Args:
+        at: Where.
+        shown: Metrics of a step.
+        judged: The metric of a validation.
+    """
+    parts = [f"{name} {at.metrics[name]:.3g}" for name in shown if name in at.metrics]
+    if at.validation:
+        parts.append(f"validation {judged} {at.validation[judged]:.3f}")
+    left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
+    return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"

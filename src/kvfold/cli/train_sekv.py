@@ -23,14 +23,18 @@ from kvfold.cli.train_place import (
     ValidationOption,
     folder_for,
     is_main,
+    progress_line,
     this_command,
 )
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvfold.training import Progress, TrainingSettings
+    from kvfold.training import TrainingSettings
     from kvfold.zoom.learner import ZoomSettings
     from kvfold.zoom.train import TrainedGates
+
+_SHOWN = ("kl", "zoom", "recon", "recall", "expanded")
+"""Metrics of a step that a line of progress has."""
 
 StepsOption = Annotated[int, typer.Option(help="Updates of the gates.")]
 LengthsOption = Annotated[
@@ -148,7 +152,7 @@ def _run(
     settings: TrainingSettings,
     method: ZoomSettings,
 ) -> TrainedGates:
-    from kvfold.evict.train import public_name
+    from kvfold.home import public_name
     from kvfold.training import open_corpus
     from kvfold.zoom.train import train_gates
 
@@ -167,20 +171,10 @@ def _run(
             name=public_name(where.model),
             command=this_command(),
             resume=where.resume,
-            on_progress=lambda at: report(_line(at), at.step / at.total),
+            on_progress=lambda at: report(progress_line(at, _SHOWN, "loss"), at.step / at.total),
             on_preparation=report,
             accelerator=accelerator,
         )
-
-
-def _line(at: Progress) -> str:
-    """One line on where a run stands."""
-    shown = ("kl", "zoom", "recon", "recall", "expanded")
-    parts = [f"{name} {at.metrics[name]:.3g}" for name in shown if name in at.metrics]
-    if at.validation:
-        parts.append(f"validation loss {at.validation['loss']:.3f}")
-    left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
-    return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"
 
 
 def _show(trained: TrainedGates, *, json_output: bool) -> None:

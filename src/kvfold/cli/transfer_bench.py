@@ -113,7 +113,7 @@ def _bandwidths(text: str) -> tuple[float, ...]:
 
 
 def _run(contest: Contest, settings: RaceSettings) -> tuple[dict[str, Entrant], list[str]]:
-    from kvfold.evict.train import public_name
+    from kvfold.home import public_name
     from kvfold.training import open_corpus
     from kvfold.transfer import Codec
     from kvfold.transfer.race import race

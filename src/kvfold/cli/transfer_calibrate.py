@@ -165,7 +165,7 @@ def _settings(
 
 def _run(order: Order, settings: CalibrationSettings) -> tuple[Codec, str]:
     from kvfold.environment import environment
-    from kvfold.evict.train import public_name
+    from kvfold.home import public_name
     from kvfold.training import open_corpus
     from kvfold.transfer import calibrate as fit
 

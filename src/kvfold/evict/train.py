@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from kvfold.evict.artifact import FILE, PolicyArtifact
 from kvfold.evict.learner import DistillSettings, PolicyLearner
-from kvfold.models import DEFAULT_NAME, shape_facts
+from kvfold.home import public_name
+from kvfold.models import shape_facts
 from kvfold.training import Corpus, Progress, TrainingSettings, plot_curve, train
 from kvfold.training.checkpoint import find_checkpoint
 
@@ -108,10 +109,3 @@ def _with_speed(
         on_progress(replace(at, metrics=at.metrics | speed))
 
     return report
-
-
-def public_name(name: str) -> str:
-    """A model's name as others may read it: without the folders of this machine."""
-    if name == "default":
-        return DEFAULT_NAME
-    return Path(name).resolve().name if Path(name).is_dir() else name

@@ -30,7 +30,12 @@ class Exact:
 
 
 def zoom_attention(
-    query: torch.Tensor, exact: Exact, spans: Spans, expanded: int, scoring: Scoring
+    query: torch.Tensor,
+    exact: Exact,
+    spans: Spans,
+    expanded: int,
+    scoring: Scoring,
+    everything: Fetched | None = None,
 ) -> torch.Tensor:
     """Attention over both resolutions.
 
@@ -40,6 +45,8 @@ def zoom_attention(
         spans: The others; not empty.
         expanded: E, the most spans that a kv head and query expand.
         scoring: How scores are made.
+        everything: The tokens of all spans, `[B, G, 1, S, ...]`, where many queries would bring
+            as many one by one; each still reads those of its own E spans alone.
 
     Returns:
         `[B, H, Q, D]`.
@@ -56,9 +63,11 @@ def zoom_attention(
         chosen = choose(scores, of_spans, expanded)
     else:
         chosen = _highest(routed.gates, expanded)
-    chosen, found = spans.expand(chosen)
+    chosen, found, asked = _brought(chosen, spans, everything)
     where = chosen.unsqueeze(2).expand(*routed.masses.shape[:-1], -1)
-    asked = None if routed.gates is None else routed.gates.gather(-1, where) > 0
+    if routed.gates is not None:
+        is_open = routed.gates.gather(-1, where) > 0
+        asked = is_open if asked is None else is_open & asked
     if spans.tally is not None:
         spans.tally.add(chosen, asked, len(spans))
     inside, values = _inside(query, found, asked, scoring)
@@ -67,7 +76,7 @@ def zoom_attention(
     inside, weights = weights.split([inside.shape[-1], scores.shape[-1]], dim=-1)
     output = _products(weights[..., : of_spans.start], exact.values.transpose(-1, -2))
     output += _products(weights[..., of_spans], spans.means.transpose(-1, -2))
-    output += (inside.transpose(2, 3) @ values).transpose(2, 3)
+    output += _by_query(inside, values)
     return output.flatten(1, 2)
 
 
@@ -77,12 +86,34 @@ def _hide(masses: torch.Tensor, where: torch.Tensor, asked: torch.Tensor | None)
     Args:
         masses: `[B, G, H/G, Q, S]`.
         where: Expanded spans, `[B, G, H/G, Q, E]`.
-        asked: Whether the head reads them, likewise; all do without it.
+        asked: Whether the head reads them, `[B, G, H/G or 1, Q, E]`; all do without it.
     """
     if asked is None:
         masses.scatter_(-1, where, -torch.inf)
     else:
         masses.scatter_(-1, where, masses.gather(-1, where).masked_fill(asked, -torch.inf))
+
+
+def _brought(
+    chosen: torch.Tensor, spans: Spans, everything: Fetched | None
+) -> tuple[torch.Tensor, Fetched, torch.Tensor | None]:
+    """The tokens that queries may read.
+
+    Args:
+        chosen: Spans of each query, `[B, G, Q, E]`.
+        spans: All there are, S.
+        everything: The tokens of all, if they were brought already.
+
+    Returns:
+        Which spans there are, `[B, G, Q, E]` in any order or all S in order; their tokens; and
+        whether a query has chosen them, `[B, G, 1, Q, S]`, where they are all.
+    """
+    if everything is None:
+        return *spans.expand(chosen), None
+    none = chosen.new_zeros((*chosen.shape[:-1], len(spans)), dtype=torch.bool)
+    is_chosen = none.scatter(-1, chosen, value=True)
+    every = torch.arange(len(spans), device=chosen.device).expand_as(is_chosen)
+    return every, everything, is_chosen.unsqueeze(2)
 
 
 def _inside(
@@ -92,18 +123,17 @@ def _inside(
 
     Args:
         query: `[B, G, H/G, Q, D]`, scaled.
-        found: Tokens of the spans of each query, `[B, G, Q, E, ...]`.
-        asked: Whether a head reads them, `[B, G, H/G, Q, E]`; all do without it.
+        found: Tokens of the spans of each query, or of all of them, `[B, G, Q or 1, E, ...]`.
+        asked: Whether a head reads them, `[B, G, H/G or 1, Q, E]`; all do without it.
         scoring: How scores are made.
 
     Returns:
         `[B, G, H/G, Q, E * L]` in float32, minus infinity for what is no token or not read, and
-        `[B, G, Q, E * L, D]`.
+        `[B, G, Q or 1, E * L, D]`.
     """
     tokens = found.tokens.flatten(3, 4).to(query.dtype)
     keys, values = tokens.split([query.shape[-1], tokens.shape[-1] - query.shape[-1]], dim=-1)
-    scores = query.transpose(2, 3) @ keys.transpose(-1, -2)
-    scores = scoring.capped(scores.transpose(2, 3).float())
+    scores = scoring.capped(_by_query(query, keys.transpose(-1, -2)).float())
     is_read = found.is_token.unsqueeze(2)
     if asked is not None:
         is_read = is_read & asked.unsqueeze(-1)
@@ -129,6 +159,13 @@ def _highest(numbers: torch.Tensor, expanded: int) -> torch.Tensor:
     """Spans by the highest number of any head of a group, from `[B, G, H/G, Q, S]`."""
     count = min(expanded, numbers.shape[-1])
     return numbers.amax(2).topk(count, dim=-1, sorted=False).indices
+
+
+def _by_query(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """`[B, G, H/G, Q, X]` times `[B, G, Q, X, Y]` of each query, or `[B, G, 1, X, Y]` of all."""
+    if right.shape[2] == 1:
+        return _products(left, right[:, :, 0].transpose(-1, -2))
+    return (left.transpose(2, 3) @ right).transpose(2, 3)
 
 
 def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from kvfold.errors import UnsupportedModelError
 from kvfold.zoom.attention import Exact, zoom_attention
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.notes import TextNotes
+from kvfold.zoom.pool import Fetched
 from kvfold.zoom.routing import Router
 from kvfold.zoom.sketch_router import SketchRouter
 from kvfold.zoom.slow import MakeSlow
@@ -31,6 +32,8 @@ _ROOM = "room"
 """Name of what was decided at the last fold: spans to expand, and slots that are allocated."""
 _QUERIES = 8
 """Queries of a later prompt that expand their spans at once."""
+_SHARING = 64
+"""Queries whose scores are in memory at once, where the tokens of all spans are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class ZoomLayer(CacheLayer):
         Args:
             queries: Of one forward; what several expand at once is held beside all else.
         """
-        more = min(queries, _QUERIES) * self.expanded * self.spans.bytes_expanded
+        more = min(self._brought(queries), len(self.spans)) * self.spans.bytes_expanded
         stage = 0 if self.spans.is_empty else 1
         held = self.bytes_fast + (more if queries > 1 else 0)
         self.peaks[stage] = max(self.peaks[stage], held)
@@ -222,24 +225,33 @@ class ZoomLayer(CacheLayer):
     def _attend_many(self, forward: Forward) -> torch.Tensor:
         return super()._attend_many(forward) if self.spans.is_empty else self._zoom(forward)
 
+    def _brought(self, queries: int) -> int:
+        """Spans that a kv head brings for the queries that expand at once."""
+        return min(queries, _QUERIES) * self.expanded
+
     def _zoom(self, forward: Forward) -> torch.Tensor:
-        count = forward.query.shape[2]
+        count, step, everything = forward.query.shape[2], _QUERIES, None
         if count > 1:
             self.note_peak(count)
+            if self._brought(count) >= len(self.spans):
+                # No more is held than one by one, and nothing is brought twice.
+                step, everything = _SHARING, self.spans.everything()
         blocks = [
-            self._zoom_block(forward, start, min(start + _QUERIES, count))
-            for start in range(0, count, _QUERIES)
+            self._zoom_block(forward, start, min(start + step, count), everything)
+            for start in range(0, count, step)
         ]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
-    def _zoom_block(self, forward: Forward, start: int, end: int) -> torch.Tensor:
+    def _zoom_block(
+        self, forward: Forward, start: int, end: int, everything: Fetched | None
+    ) -> torch.Tensor:
         slots, positions = self.slots, forward.positions[:, start:end]
         is_newest = forward.query.shape[2] == 1 and self._all_visible(forward.mask)
         sees_all = is_newest and not self.is_ragged
         visible = None if sees_all else forward.mask.visible(slots.positions, positions)
         exact = Exact(slots.keys, slots.values, visible)
         query = forward.query[:, :, start:end]
-        return zoom_attention(query, exact, self.spans, self.expanded, forward.scoring)
+        return zoom_attention(query, exact, self.spans, self.expanded, forward.scoring, everything)
 
     def _settle(self, forward: Forward) -> None:
         """Note in which directions queries are long, until each row has spans."""

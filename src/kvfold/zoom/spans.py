@@ -192,6 +192,12 @@ class Spans:
         found = Fetched(held.tokens.unsqueeze(2), held.is_token.unsqueeze(2))
         return spans.unsqueeze(2), found
 
+    def everything(self) -> Fetched:
+        """Bring the tokens of all spans, `[B, G, 1, S, L, 2D]`."""
+        rows, heads = self.means.shape[:2]
+        spans = torch.arange(len(self), device=self.means.device)
+        return self._fetch_all(spans.expand(rows, heads, 1, -1))
+
     # What is held -----------------------------------------------------------------------------
 
     @property
