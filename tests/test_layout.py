@@ -22,7 +22,7 @@ RANKS = (
         "home",
         "text",
     ),
-    ("ops",),
+    ("ops", "native"),
     ("models",),
     ("attention",),
     ("cache", "training"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -75,3 +76,8 @@ def plain_logits(
     mask = torch.ones_like(ids) if mask is None else mask
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     return model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+
+def leave_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch the kernel off, until `monkeypatch` is undone."""
+    monkeypatch.setattr("kvfold.zoom.attention.attend_natively", lambda *arguments: None)

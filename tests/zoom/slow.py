@@ -60,7 +60,9 @@ class Filled:
                  for s in range(self.lengths.shape[1])
                  if self.lengths[r, s] > 0 and (rows is None or r in rows)]  # fmt: skip
         row, head, span = torch.tensor(where[::-1]).unbind(1)
-        return Wanted(row, head, span, self.starts[row, span], self.lengths[row, span])
+        return Wanted(
+            row, row * GROUPS + head, span, self.starts[row, span], self.lengths[row, span]
+        )
 
     def given(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What both give of all tokens, `[*, 2D]`."""

@@ -13,6 +13,7 @@ from kvfold.attention import Scoring
 from kvfold.zoom.attention import Exact, choose, zoom_attention
 from kvfold.zoom.spans import Spans
 from tests.zoom.reference import fold_of, make_spans, zoom_reference
+from tests.zoom.running import leave_to_torch
 
 WIDTH, LONGEST = 6, 5
 
@@ -81,8 +82,14 @@ def check(case: Case) -> None:
     error = (flat - expected.masses).abs().where(counts, 0.0)
     assert float(error.max()) < 5e-3  # exp(-8) of a sum in single precision
     assert float(error.where(expected.masses > highest - 2, 0.0).max()) < 1e-4
-    for everything in (None, spans.everything()):
-        output = zoom_attention(query, exact, spans, expanded, scoring, everything)
+    outputs = [
+        zoom_attention(query, exact, spans, expanded, scoring, everything)
+        for everything in (None, spans.everything())
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        leave_to_torch(patch)
+        outputs.append(zoom_attention(query, exact, spans, expanded, scoring))
+    for output in outputs:
         assert output.shape == query.shape
         assert torch.isfinite(output).all()
         deviation = (output - expected.output).norm() / expected.output.norm().clamp_min(1e-9)

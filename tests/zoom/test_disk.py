@@ -148,6 +148,7 @@ def test_files_go_with_what_holds_them(tmp_path: Path):
 # In a cache -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_a_cache_on_a_disk_says_what_one_in_memory_says(tmp_path: Path):
     pieces = [tiny_ids(2, 300), *one_by_one(tiny_ids(2, 40, seed=1))]
     held = kvfold.make_cache(wide(), "sekv", budget=0.4, disk=tmp_path)
@@ -201,6 +202,7 @@ def refuse(code: int) -> object:
     return allocate
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("start", ["prompt", "later"])
 def test_a_full_disk_loses_nothing(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Before any layer has folded; once there is room it goes on as if nothing had happened."""

@@ -117,6 +117,7 @@ def test_a_span_whose_mean_is_read_is_not_expanded():
     assert tally.shares(4).shape == (2, 4)
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_nothing_is_counted_unasked_and_counting_changes_nothing():
     ids, follow = tiny_ids(1, 300), one_by_one(tiny_ids(1, 20))
     plain, watched = fresh(), fresh()

@@ -55,6 +55,7 @@ def test_tokens_are_counted_by_resolution():
     assert found.rank is None
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_what_a_query_expands_is_a_share_of_the_spans(monkeypatch: pytest.MonkeyPatch):
     chosen, expand = [], Spans.expand
 
@@ -72,6 +73,7 @@ def test_what_a_query_expands_is_a_share_of_the_spans(monkeypatch: pytest.Monkey
     assert 0 < found.expanded_share[0] < 1
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_no_more_than_all_spans_are_expanded():
     held = fresh(0.99, shortest=4, longest=8)
     run(wide(), held, [tiny_ids(1, 100), *one_by_one(tiny_ids(1, 3))])
@@ -84,6 +86,7 @@ def test_no_more_than_all_spans_are_expanded():
     )
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("follow", [[1] * 20, [30]], ids=["tokens", "a prompt"])
 def test_moved_bytes_are_those_of_the_tokens_that_were_fetched(
     follow: list[int], monkeypatch: pytest.MonkeyPatch

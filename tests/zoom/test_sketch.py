@@ -33,8 +33,7 @@ def everything(count: int) -> torch.Tensor:
 def scores_of(sketch: Sketch, query: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Estimated products, `[B, G, Q, N]`."""
     scores, level = sketch.scores(query, codes)
-    assert bool((scores[..., 0] == -torch.inf).all())
-    return scores[..., 1:] + level
+    return scores + level
 
 
 def bound(sketch: Sketch, query: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ _PAIR_TYPES = {
 }
 """An integer as wide as two numbers of a type."""
 
-_CHUNK_COLUMNS = 8192
+_CHUNK_COLUMNS = 1 << 16
 """Tokens whose codes are unpacked and scored at a time on a CPU."""
 
 
@@ -147,7 +147,7 @@ def packed_coefficients(coefficients: torch.Tensor) -> torch.Tensor:
     return torch.cat([coefficients[..., ::2] - high, high, constant], dim=-1)
 
 
-def packed_scores(coefficients: torch.Tensor, packed: torch.Tensor, out: torch.Tensor) -> None:
+def packed_scores(coefficients: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     """Products of queries with packed codes, a chunk of which is unpacked at a time.
 
     Codes stand byte by byte, each byte of all tokens together: numbers that are next to each other
@@ -156,7 +156,9 @@ def packed_scores(coefficients: torch.Tensor, packed: torch.Tensor, out: torch.T
     Args:
         coefficients: `[*, Q, 2P]` in float32: those of `packed_coefficients` without the constant.
         packed: Codes as `pack_nibbles` packs them, transposed, `[*, P, T]`, uint8.
-        out: Is written, `[*, Q, T]` in float32, of any strides.
+
+    Returns:
+        `[*, Q, T]` in float32.
 
     Raises:
         ConfigError: The queries have more or fewer dims than there are codes.
@@ -167,16 +169,19 @@ def packed_scores(coefficients: torch.Tensor, packed: torch.Tensor, out: torch.T
             f"{coefficients.shape[-1]} coefficients were given for codes of {count} bytes: give "
             f"{2 * count}, two a byte"
         )
-    step = total if packed.is_cuda else min(total, _CHUNK_COLUMNS)
-    wide = coefficients.new_empty((*packed.shape[:-2], 2 * count, step))
-    low = packed.new_empty((*packed.shape[:-1], step))
-    for start in range(0, total, max(1, step)):
-        codes = packed[..., start : start + step]
-        halves, both = low[..., : codes.shape[-1]], wide[..., : codes.shape[-1]]
-        torch.bitwise_and(codes, 15, out=halves)
-        both[..., :count, :].copy_(halves)
-        both[..., count:, :].copy_(codes)
-        out[..., start : start + step] = coefficients @ both
+    if packed.is_cuda or total <= _CHUNK_COLUMNS:
+        return coefficients @ _halves_and_bytes(packed)
+    chunks = packed.split(_CHUNK_COLUMNS, dim=-1)
+    return torch.cat([coefficients @ _halves_and_bytes(chunk) for chunk in chunks], dim=-1)
+
+
+def _halves_and_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """The low half of each byte, then each byte, `[*, 2P, T]` in float32 from `[*, P, T]`."""
+    count = packed.shape[-2]
+    both = packed.new_empty((*packed.shape[:-2], 2 * count, packed.shape[-1]), dtype=torch.float32)
+    both[..., :count, :].copy_(packed & 15)
+    both[..., count:, :].copy_(packed)
+    return both
 
 
 def _require_count(packed: torch.Tensor, count: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kvfold.attention import Scoring
+from kvfold.zoom.kernel import attend_natively
 from kvfold.zoom.pool import Fetched
 from kvfold.zoom.spans import Spans
 
@@ -51,6 +52,20 @@ def zoom_attention(
     Returns:
         `[B, H, Q, D]`.
     """
+    output = None
+    if everything is None:
+        output = attend_natively(query, exact, spans, expanded, scoring)
+    return _attend(query, exact, spans, expanded, scoring, everything) if output is None else output
+
+
+def _attend(
+    query: torch.Tensor,
+    exact: Exact,
+    spans: Spans,
+    expanded: int,
+    scoring: Scoring,
+    everything: Fetched | None,
+) -> torch.Tensor:
     groups = exact.keys.shape[1]
     query = (query * scoring.scaling).unflatten(1, (groups, -1))
     near = scoring.capped(_products(query, exact.keys).float())
@@ -131,8 +146,12 @@ def _inside(
         `[B, G, H/G, Q, E * L]` in float32, minus infinity for what is no token or not read, and
         `[B, G, Q or 1, E * L, D]`.
     """
-    tokens = found.tokens.flatten(3, 4).to(query.dtype)
-    keys, values = tokens.split([query.shape[-1], tokens.shape[-1] - query.shape[-1]], dim=-1)
+    width = query.shape[-1]
+    # What is converted side by side with nothing between is multiplied faster.
+    keys, values = (
+        side.to(query.dtype).flatten(3, 4)
+        for side in found.tokens.split([width, found.tokens.shape[-1] - width], dim=-1)
+    )
     scores = scoring.capped(_by_query(query, keys.transpose(-1, -2)).float())
     is_read = found.is_token.unsqueeze(2)
     if asked is not None:

@@ -121,7 +121,7 @@ class DiskTier:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
         file = self._opened()
         rows, heads, width = file.shape
-        places = torch.tensor(self._rows)[wanted.rows.cpu()] * heads + wanted.heads.cpu()
+        places = torch.tensor(self._rows)[wanted.rows.cpu()] * heads + wanted.owners.cpu() % heads
         steps = torch.arange(self.longest)
         # No token is read that is not asked for.
         steps = torch.minimum(steps, (wanted.lengths.cpu()[:, None] - 1).clamp_min(0))

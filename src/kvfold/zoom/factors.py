@@ -229,8 +229,7 @@ class FactorTier:
             return self._rebuild(wanted, first, ranks).to(tokens.dtype)
         found = tokens.new_zeros(len(first), self.longest, tokens.shape[-1])
         if len(which := (~has_rank & (wanted.lengths > 0)).nonzero().squeeze(1)):
-            places = wanted.rows[which] * tokens.shape[1] + wanted.heads[which]
-            found[which] = runs(tokens, places, first[which, 0], self.longest)
+            found[which] = runs(tokens, wanted.owners[which], first[which, 0], self.longest)
         if len(which := has_rank.nonzero().squeeze(1)):
             some = self._rebuild(_only(wanted, which), first[which], ranks[which])
             found[which] = some.to(found.dtype)
@@ -249,9 +248,8 @@ class FactorTier:
         rights, lefts = self._right.whole("right"), self._left.whole("left")
         most, device = int(rank.max()), rank.device
         components, steps = (torch.arange(n, device=device) for n in (most, self.longest))
-        places = wanted.rows * rights.shape[1] + wanted.heads
-        right = runs(rights, places, first[:, 0], most).float()
-        shared = wanted.rows if self._how.is_joint else places
+        right = runs(rights, wanted.owners, first[:, 0], most).float()
+        shared = wanted.rows if self._how.is_joint else wanted.owners
         numbers = first[:, 1, None, None] + components[:, None] * wanted.lengths[:, None, None]
         numbers = (numbers + steps).clamp_max_(lefts.shape[2] - 1)
         numbers = numbers + (shared * lefts.shape[2])[:, None, None]
@@ -259,7 +257,9 @@ class FactorTier:
         is_one = (components < rank[:, None])[:, :, None]
         left = left.masked_fill_(~(is_one & (steps < wanted.lengths[:, None])[:, None]), 0.0)
         if self._how.is_int8:
-            left *= runs(self._right.whole("scales"), places, first[:, 0], most).unsqueeze(-1)
+            left *= runs(self._right.whole("scales"), wanted.owners, first[:, 0], most).unsqueeze(
+                -1
+            )
         return left.mT @ right
 
     # What is held -----------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-Fetch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], "Fetched"]
-"""From rows, kv heads and spans, `[N]` each, to their tokens."""
+Fetch = Callable[[torch.Tensor, torch.Tensor], "Fetched"]
+"""From rows with their kv heads, `row * G + head`, and spans, `[N]` each, to their tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +66,8 @@ class Pool:
             return
         # In every row and kv head as many places are free as spans are missing.
         places = (~is_here.any(-2)).flatten().nonzero().squeeze(1)
-        spans = chosen.flatten()[missing]
-        heads = missing // chosen.shape[2]
-        new = fetch(heads // chosen.shape[1], heads % chosen.shape[1], spans)
+        spans = chosen.flatten().index_select(0, missing)
+        new = fetch(missing // chosen.shape[2], spans)
         # Whole spans are copied at once.
         self._spans.view(-1).index_copy_(0, places, spans)
         self._fetched.tokens.flatten(0, 2).index_copy_(0, places, new.tokens)

@@ -36,6 +36,23 @@ class Ranges:
     ends: torch.Tensor
     """After the last one, `[B, S]`: that of its start where a row has fewer spans."""
 
+    @property
+    def are_empty(self) -> torch.Tensor:
+        """Where a row has fewer spans, `[B, 1, 1, S]`."""
+        return (self.starts == self.ends)[:, None, None]
+
+    def sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Sums over each span, `[B, G, Q, S]`, of numbers of tokens, `[B, G, Q, T]`.
+
+        They are differences of running sums: spans are many, and of all lengths.
+        """
+        running = torch.nn.functional.pad(numbers.cumsum(-1), (1, 0))
+        first, last = (
+            running.gather(-1, ends[:, None, None].expand(*numbers.shape[:-1], -1))
+            for ends in (self.starts, self.ends)
+        )
+        return last.sub_(first)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:

@@ -100,14 +100,10 @@ class Sketch:
             codes: `[B, G, R / 2, T]`.
 
         Returns:
-            What tokens differ in, `[B, G, Q, 1 + T]`, the first of them minus infinity, so that
-            sums over tokens can start from none; and what all have in common, `[B, G, Q, 1]`.
+            What tokens differ in, `[B, G, Q, T]`, and what all have in common, `[B, G, Q, 1]`.
         """
         seen = query.float() @ self.look.float()
-        scores = seen.new_empty((*seen.shape[:-1], 1 + codes.shape[-1]))
-        scores[..., 0] = -torch.inf
-        packed_scores(seen[..., :-1], codes, scores[..., 1:])
-        return scores, seen[..., -1:]
+        return packed_scores(seen[..., :-1], codes), seen[..., -1:]
 
     @property
     def bytes_fast(self) -> int:

@@ -11,8 +11,8 @@ from kvfold.zoom.growing import Growing
 from kvfold.zoom.routing import NewSpans, Ranges, Routed
 from kvfold.zoom.sketch import Sketch
 
-_LOWEST = -60.0
-"""Below the highest estimate: less makes no difference, and denormal numbers are slow."""
+_LEAST = torch.finfo(torch.float32).tiny
+"""Share of a span of which no sum is left."""
 _SKETCH = ("look", "center", "write")
 
 
@@ -55,16 +55,11 @@ class SketchRouter:
         scores, level = self.estimate(query.flatten(2, 3))
         if scoring.softcap is not None:
             scores, level = scoring.capped(scores + level), torch.zeros_like(level)
-            scores[..., 0] = -torch.inf
-        highest = scores.detach().amax(-1, keepdim=True)
-        # Sums over a span are differences of running sums: spans are many, and of all lengths.
-        sums = scores.sub_(highest).clamp_min_(_LOWEST).exp_().cumsum(-1)
-        shape = (*sums.shape[:-1], -1)
-        first, last = (ends[:, None, None] for ends in (ranges.starts, ranges.ends))
-        mass = sums.gather(-1, last.expand(shape)) - sums.gather(-1, first.expand(shape))
-        tiny = torch.finfo(mass.dtype).tiny
-        mass = mass.clamp_min_(tiny).log_().add_(highest + level)
-        mass = mass.masked_fill_(last == first, -torch.inf)
+        highest = scores.amax(-1, keepdim=True)
+        shares = torch.softmax(scores, dim=-1)
+        total = highest + level - shares.amax(-1, keepdim=True).log()
+        mass = ranges.sums(shares).clamp_min_(_LEAST).log_().add_(total)
+        mass = mass.masked_fill_(ranges.are_empty, -torch.inf)
         return Routed(mass.unflatten(2, query.shape[2:4]))
 
     @property

@@ -61,10 +61,14 @@ class Spans:
         self._fast = Growing({"means": 2, "starts": 1, "ends": 1})
         self.pool: Pool | None = None
         """What the last generated token expanded."""
-        self.moved = 0
-        """Tokens of a kv head that were brought to the fast tier so far."""
+        self._moved: torch.Tensor | int = 0
         self.tally: Tally | None = None
         """Counts what is expanded, where one asks."""
+
+    @property
+    def moved(self) -> int:
+        """Tokens of a kv head that were brought to the fast tier so far."""
+        return int(self._moved)
 
     @property
     def is_empty(self) -> bool:
@@ -141,31 +145,36 @@ class Spans:
 
     # Expanding --------------------------------------------------------------------------------
 
-    def fetch(self, rows: torch.Tensor, heads: torch.Tensor, spans: torch.Tensor) -> Fetched:
+    def fetch(self, owners: torch.Tensor, spans: torch.Tensor) -> Fetched:
         """Bring the tokens of some spans to the fast tier.
 
         Args:
-            rows: Row of each, `[N]`.
-            heads: Kv head of each, `[N]`.
+            owners: Row and kv head of each, `row * G + head`, `[N]`.
             spans: Their numbers, `[N]`.
 
         Returns:
             Tokens `[N, L, 2D]`.
         """
-        starts = self.starts[rows, spans]
-        lengths = self.ends[rows, spans] - starts
+        rows = owners // self.means.shape[1]
+        places = rows * self._fast.whole("starts").shape[1] + spans
+        starts, ends = (
+            self._fast.whole(name).view(-1).index_select(0, places) for name in ("starts", "ends")
+        )
+        lengths = ends - starts
         steps = torch.arange(self.slow.longest, device=lengths.device)
         is_token = steps < lengths[:, None]
-        self.moved += int(lengths.sum())
-        return Fetched(self.slow.fetch(Wanted(rows, heads, spans, starts, lengths)), is_token)
+        self.note_moved(lengths.sum())
+        return Fetched(self.slow.fetch(Wanted(rows, owners, spans, starts, lengths)), is_token)
+
+    def note_moved(self, tokens: torch.Tensor | int) -> None:
+        """Count tokens of a kv head that were brought; a tensor is not waited for."""
+        self._moved = tokens + self._moved
 
     def _fetch_all(self, chosen: torch.Tensor) -> Fetched:
         """The tokens of spans `[B, G, *]`, `[B, G, *, L, 2D]`."""
-        rows, heads = chosen.shape[:2]
-        row = torch.arange(rows, device=chosen.device).view(-1, 1, *[1] * (chosen.ndim - 2))
-        head = torch.arange(heads, device=chosen.device).view(1, -1, *[1] * (chosen.ndim - 2))
-        numbers = [each.expand_as(chosen).flatten() for each in (row, head, chosen)]
-        found = self.fetch(*numbers)
+        owners = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device)
+        owners = owners.view(*chosen.shape[:2], *[1] * (chosen.ndim - 2))
+        found = self.fetch(owners.expand_as(chosen).flatten(), chosen.flatten())
         return Fetched(
             found.tokens.unflatten(0, chosen.shape), found.is_token.unflatten(0, chosen.shape)
         )

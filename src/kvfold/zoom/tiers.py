@@ -21,8 +21,8 @@ class Wanted:
 
     rows: torch.Tensor
     """Row of the batch."""
-    heads: torch.Tensor
-    """Kv head."""
+    owners: torch.Tensor
+    """Row and kv head, `row * G + head`."""
     spans: torch.Tensor
     """Number of the span in its row."""
     starts: torch.Tensor
@@ -131,6 +131,11 @@ class RawTier:
         return self._held["tokens"].shape[-1]
 
     @property
+    def tokens(self) -> torch.Tensor:
+        """Keys and values, `[B, G, T, 2D]`, a view."""
+        return self._held["tokens"]
+
+    @property
     def keys(self) -> torch.Tensor:
         """`[B, G, T, D]`, a view."""
         return self._held["tokens"][..., : self._key_width]
@@ -165,10 +170,10 @@ class RawTier:
     def fetch(self, wanted: Wanted) -> torch.Tensor:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
         tokens = self._held.whole("tokens")
-        groups, capacity, width = tokens.shape[1:]
+        capacity, width = tokens.shape[2:]
         steps = torch.arange(self.longest, device=tokens.device)
         inside = (wanted.starts[:, None] + steps).clamp_max_(capacity - 1)
-        where = (wanted.rows * groups + wanted.heads)[:, None] * capacity + inside
+        where = inside.add_(wanted.owners[:, None], alpha=capacity)
         found = tokens.view(-1, width).index_select(0, where.flatten())
         return found.view(-1, self.longest, width)
 

@@ -1,0 +1,132 @@
+"""Attention of one query at two resolutions by the kernel `native/zoom.c`, where that can be.
+
+It stands in for `zoom_attention` on a CPU in float32, with routing by sketches and spans that are
+in memory as they are. There is nothing to bring from one memory to another, so spans are read where
+they stand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvfold.attention import Scoring
+from kvfold.errors import KVFoldError
+from kvfold.native.build import library
+from kvfold.zoom.sketch_router import SketchRouter
+from kvfold.zoom.spans import Spans
+from kvfold.zoom.tiers import RawTier
+
+if TYPE_CHECKING:
+    from kvfold.zoom.attention import Exact
+
+_POINTERS = (
+    "query", "look", "codes", "starts", "ends", "keys", "values", "visible", "means", "tokens",
+    "output",
+)  # fmt: skip
+_NUMBERS = (
+    "batch", "groups", "heads", "width", "bytes", "tokens_held", "spans", "near", "expanded",
+    "code_room", "line_room", "span_room", "near_room", "visible_room", "mean_room", "token_room",
+    "precision", "threads",
+)  # fmt: skip
+_PRECISIONS = {torch.float32: 0, torch.float16: 1}
+
+
+class _Zoom(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _POINTERS) + tuple(
+        (name, ctypes.c_int64) for name in _NUMBERS
+    )
+
+
+def attend_natively(
+    query: torch.Tensor, exact: Exact, spans: Spans, expanded: int, scoring: Scoring
+) -> torch.Tensor | None:
+    """Attention over both resolutions; see `zoom_attention`.
+
+    Args:
+        query: `[B, H, Q, D]`, rotated, all newer than every span.
+        exact: The tokens of full resolution.
+        spans: The others; not empty.
+        expanded: E, the most spans that a kv head expands.
+        scoring: How scores are made.
+
+    Returns:
+        `[B, H, Q, D]`; None where the kernel is not for this, or there is none.
+
+    Raises:
+        KVFoldError: Out of memory.
+    """
+    if not _is_plain(query, scoring) or spans.tally is not None:
+        return None
+    scaled = (query * scoring.scaling).contiguous()
+    output, visible = torch.empty_like(scaled), _bytes(exact.visible, len(query))
+    call = _described(scaled, exact, visible, spans, expanded, output)
+    if call is None or (kernel := library("zoom")) is None:
+        return None
+    kernel.zoom_attend.restype = ctypes.c_int64
+    read = kernel.zoom_attend(ctypes.byref(call))
+    if read < 0:
+        raise KVFoldError("no memory is left for attention: make the batch or the context smaller")
+    spans.note_moved(read)
+    return output
+
+
+def _described(
+    query: torch.Tensor,
+    exact: Exact,
+    visible: torch.Tensor | None,
+    spans: Spans,
+    expanded: int,
+    output: torch.Tensor,
+) -> _Zoom | None:
+    """Where everything stands, for as long as all of it does; None where it stands otherwise."""
+    slow, router, means = spans.slow, spans.router, spans.means
+    if not isinstance(slow, RawTier) or not isinstance(router, SketchRouter):
+        return None
+    if router.sketch is None or means.dtype not in _PRECISIONS:
+        return None
+    keys, values, codes, tokens = exact.keys, exact.values, router.codes, slow.tokens
+    are_alike = keys.shape == values.shape and keys.stride() == values.stride()
+    if not are_alike or not all(map(_is_laid_out, (keys, router.sketch.look, means, tokens))):
+        return None
+    if codes.stride(-1) != 1 or codes.stride(0) != codes.shape[1] * codes.stride(1):
+        return None
+    pointers = (
+        query, router.sketch.look, codes, spans.starts, spans.ends, keys, values, visible, means,
+        tokens, output,
+    )  # fmt: skip
+    return _Zoom(
+        *(None if each is None else each.data_ptr() for each in pointers),
+        len(query), keys.shape[1], query.shape[1] // keys.shape[1], query.shape[3],
+        codes.shape[2], codes.shape[3], len(spans), keys.shape[2], expanded,
+        codes.stride(1), codes.stride(2), spans.starts.stride(0), keys.stride(1),
+        0 if visible is None else visible.stride(0), means.stride(1), tokens.stride(1),
+        _PRECISIONS[means.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _is_plain(query: torch.Tensor, scoring: Scoring) -> bool:
+    """Whether one query of each row is scored as the kernel does."""
+    return (
+        query.shape[2] == 1
+        and query.dtype == torch.float32
+        and query.device.type == "cpu"
+        and scoring.softcap is None
+        and scoring.sinks is None
+        and not (torch.is_grad_enabled() and query.requires_grad)
+    )
+
+
+def _is_laid_out(held: torch.Tensor) -> bool:
+    """Whether `[B, G, N, D]` stands owner by owner, and each of those in one piece."""
+    is_piece = held.stride(3) == 1 and held.stride(2) == held.shape[3]
+    return is_piece and held.stride(0) == held.shape[1] * held.stride(1)
+
+
+def _bytes(visible: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+    """What is visible, `[B, N]` and a byte each."""
+    if visible is None:
+        return None
+    return visible[:, 0, 0].expand(rows, -1).contiguous().view(torch.uint8)
