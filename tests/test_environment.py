@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from kvfold.environment import environment, source_commit
+from kvfold.native.build import library
 from kvfold.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,7 @@ def test_environment_is_json_with_this_machines_facts() -> None:
     assert facts["threads"] == torch.get_num_threads()
     assert facts["omp_wait_policy"] == "PASSIVE"
     assert facts["cpu"]
+    assert facts["kernels"] == (library("zoom") is not None)
 
 
 def test_commit_is_that_of_the_checkout() -> None:

@@ -8,6 +8,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from kvfold.native.build import library
 from kvfold.version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "accelerate")
@@ -23,7 +24,8 @@ def environment() -> dict[str, object]:
         JSON-ready values: `kvfold`, `commit` (of the checkout, None for an installed package),
         `python`, a version per name in `PACKAGES` (None if absent), `platform`, `cpu`, `cores`
         that this process may use, `memory_bytes`, `threads` and `device` of torch,
-        `cpu_capability` (the widest instructions torch uses) and `omp_wait_policy`.
+        `cpu_capability` (the widest instructions torch uses), `kernels` (whether kvfold's own run
+        here) and `omp_wait_policy`.
 
     Example:
         >>> from kvfold.environment import environment
@@ -40,6 +42,7 @@ def environment() -> dict[str, object]:
         "cores": _usable_cores(),
         "memory_bytes": _memory_bytes(),
         **_torch_facts(),
+        "kernels": library("zoom") is not None,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
     }
 

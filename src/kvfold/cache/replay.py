@@ -51,37 +51,39 @@ def replay(source: RecordingCache, cache: KVCache, *, count: int | None = None) 
     Args:
         source: Later tokens are left out.
         cache: Empty, made for the same model; all its layers are kvfold's.
-        count: Tokens that it is to hold: of a prompt without padding that is shorter, queries, keys
-            and values are repeated as they are. Such a text was never read, but it is as large.
+        count: Tokens that it is to hold: a prompt without padding comes over and over, like the
+            chunks of a longer one, with queries, keys and values as they are, and as much of it as
+            makes the count. Such a text was never read, but it is as large.
 
     Raises:
         ConfigError: When a padded prompt is to be repeated.
     """
     if count is not None and any(part.lengths is not None for part in source.parts):
         raise ConfigError("a prompt with padding cannot be repeated: give one without")
+    width = _recorded(source.own_layers[0])[0].shape[2]
+    pieces = [width] if count is None else [width] * (count // width)
+    if count is not None and count % width:
+        pieces.append(count % width)
+    for piece in pieces:
+        _replay_piece(source, cache, piece, is_prompt=count is None)
+
+
+def _replay_piece(source: RecordingCache, cache: KVCache, count: int, *, is_prompt: bool) -> None:
+    """Let a cache hold the first tokens of what was read, behind what it holds."""
     for index, (recorded, layer) in enumerate(
         zip(source.own_layers, cache.own_layers, strict=True)
     ):
-        assert isinstance(recorded, RecordingLayer), "the source is made of them"
-        assert recorded.heard is not None, "it has read a prompt"
-        query, mask, scoring = recorded.heard
-        width = query.shape[2]
-        keys, values = recorded.slots.keys[:, :, :width], recorded.slots.values[:, :, :width]
-        if count is not None:
-            query, keys, values = (_repeated(each, count, 2) for each in (query, keys, values))
-            mask = None
-        cache.update(keys.clone(), values.clone(), index)
-        layer.witness(query, mask, scoring)
-    cache.end_of_forward(_outcome(source.outcome, count))
+        query, mask, scoring = _recorded(recorded)
+        held = recorded.slots
+        cache.update(held.keys[:, :, :count].clone(), held.values[:, :, :count].clone(), index)
+        layer.witness(query[:, :, :count], mask if is_prompt else None, scoring)
+    outcome = source.outcome
+    if outcome is not None and outcome.input_ids is not None and count < outcome.hidden.shape[1]:
+        outcome = Outcome(outcome.input_ids[:, :count], outcome.hidden[:, :count])
+    cache.end_of_forward(outcome)
 
 
-def _outcome(outcome: Outcome | None, count: int | None) -> Outcome | None:
-    if outcome is None or outcome.input_ids is None or count is None:
-        return outcome
-    return Outcome(_repeated(outcome.input_ids, count, 1), _repeated(outcome.hidden, count, 1))
-
-
-def _repeated(tensor: torch.Tensor, count: int, dim: int) -> torch.Tensor:
-    """The tensor over and over, and as much of it as makes the count."""
-    times = -(-count // tensor.shape[dim])
-    return torch.cat([tensor] * times, dim=dim).narrow(dim, 0, count)
+def _recorded(layer: CacheLayer) -> Heard:
+    assert isinstance(layer, RecordingLayer), "the source is made of them"
+    assert layer.heard is not None, "it has read a prompt"
+    return layer.heard
