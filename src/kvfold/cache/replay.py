@@ -60,7 +60,7 @@ def replay(source: RecordingCache, cache: KVCache, *, count: int | None = None) 
     """
     if count is not None and any(part.lengths is not None for part in source.parts):
         raise ConfigError("a prompt with padding cannot be repeated: give one without")
-    width = _recorded(source.own_layers[0])[0].shape[2]
+    width = _recorded(source.own_layers[0])[1][0].shape[2]
     pieces = [width] if count is None else [width] * (count // width)
     if count is not None and count % width:
         pieces.append(count % width)
@@ -73,8 +73,8 @@ def _replay_piece(source: RecordingCache, cache: KVCache, count: int, *, is_prom
     for index, (recorded, layer) in enumerate(
         zip(source.own_layers, cache.own_layers, strict=True)
     ):
-        query, mask, scoring = _recorded(recorded)
-        held = recorded.slots
+        told, (query, mask, scoring) = _recorded(recorded)
+        held = told.slots
         cache.update(held.keys[:, :, :count].clone(), held.values[:, :, :count].clone(), index)
         layer.witness(query[:, :, :count], mask if is_prompt else None, scoring)
     outcome = source.outcome
@@ -83,7 +83,7 @@ def _replay_piece(source: RecordingCache, cache: KVCache, count: int, *, is_prom
     cache.end_of_forward(outcome)
 
 
-def _recorded(layer: CacheLayer) -> Heard:
+def _recorded(layer: object) -> tuple[RecordingLayer, Heard]:
     assert isinstance(layer, RecordingLayer), "the source is made of them"
     assert layer.heard is not None, "it has read a prompt"
-    return layer.heard
+    return layer, layer.heard

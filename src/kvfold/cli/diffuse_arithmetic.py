@@ -43,7 +43,9 @@ def train_arithmetic(
     name = name_of("arithmetic", prediction, plain="same")
     folder = folder_of(out, name)
     check_counts(rows=rows, problems=problems)
-    settings = training_settings(steps, learning_rate, every, seed, final_share=0.05)
+    settings = training_settings(
+        steps, learning_rate, every, seed, final_share=0.05, second_decay=0.98
+    )
     where = Place(name, None, device, folder, resume)
     where.check()
     from kvfold.diffusion.learner import MaskingSettings

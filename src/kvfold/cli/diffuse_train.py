@@ -70,6 +70,7 @@ def training_settings(
     *,
     final_share: float,
     precision: str = "float32",
+    second_decay: float = 0.999,
 ) -> TrainingSettings:
     """Settings of the loop, checked.
 
@@ -82,6 +83,7 @@ def training_settings(
     settings = TrainingSettings(
         steps=steps,
         learning_rate=learning_rate,
+        second_decay=second_decay,
         warmup_steps=min(100, steps // 10),
         final_share=final_share,
         seed=seed,

@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { BLOCK = 256, LANES = 16, LINE = 64, FLOAT = 0, HALF = 1 };
+enum { BLOCK = 256, LANES = 16, LINE = 64, FLOAT = 0, HALF = 1, NO_MEMORY = -1, DAMAGED = -2 };
 static const float NOWHERE = -1e30f; /* Logarithm of no weight; infinity would make NaN. */
 
 typedef struct {
@@ -56,9 +56,9 @@ static inline const float *widened(const void *numbers, int64_t at, int64_t coun
     return room;
 }
 
-/* e^x for x <= 0, to a few units in the last place; 0 where it would be denormal. */
+/* e^x for x <= 0, to a unit in the last place; 0 where it would be denormal, NaN of NaN. */
 static inline float exponential(float x) {
-    float kept = x < -87.0f ? -87.0f : x;
+    float kept = x >= -87.0f ? x : -87.0f;
     float n = __builtin_rintf(kept * 1.44269504f);
     float r = kept - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -68,18 +68,31 @@ static inline float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union { int32_t bits; float number; } power = {((int32_t)n + 127) << 23};
-    return x < -87.0f ? 0.0f : p * power.number;
+    union { uint32_t bits; float number; } power = {(uint32_t)((int32_t)n + 127) << 23};
+    return x >= -87.0f ? p * power.number : x < -87.0f ? 0.0f : x;
 }
 
 static inline float dot(const float *a, const float *b, int64_t count) {
     float sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
     return sum;
 }
 
 static inline void add_scaled(float *sum, const float *numbers, float weight, int64_t count) {
     for (int64_t i = 0; i < count; i++) sum[i] += weight * numbers[i];
+}
+
+/* Exponentials of numbers less the highest, in place; returns their sum. */
+static inline float exponentials(float *numbers, int64_t count, float highest) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) {
+        float number = exponential(numbers[i] - highest);
+        numbers[i] = number;
+        sum += number;
+    }
+    return sum;
 }
 
 /* The largest, and at least `found`; NaN is passed over, as it shows in every sum. */
@@ -102,6 +115,7 @@ typedef struct {
     float *masses;        /* [R, S] */
     float *inside;        /* [R, T]: of the tokens of expanded spans */
     float *shares, *copy; /* [S] */
+    float *totals;        /* [R] */
     int64_t *chosen;      /* [E] */
     float *row;           /* [max(2D, 2P + 1)] */
     float *low, *both;    /* [BLOCK] */
@@ -147,10 +161,10 @@ static void weigh(const Zoom *z, int64_t owner, Room *room) {
         float *masses = room->masses + r * z->spans;
         float level = room->coefficients[r * (2 * z->bytes + 1) + 2 * z->bytes];
         float highest = largest(scores, z->tokens_held, NOWHERE);
-        for (int64_t t = 0; t < z->tokens_held; t++)
-            scores[t] = exponential(scores[t] - highest);
+        exponentials(scores, z->tokens_held, highest);
         for (int64_t s = 0; s < z->spans; s++) {
             float sum = 0;
+#pragma omp simd reduction(+ : sum)
             for (int64_t t = starts[s]; t < ends[s]; t++) sum += scores[t];
             masses[s] = sum;
         }
@@ -201,11 +215,10 @@ static int64_t choose(const Zoom *z, Room *room) {
     for (int64_t r = 0; r < z->heads; r++) {
         const float *near = room->near + r * z->near, *masses = room->masses + r * spans;
         float highest = largest(masses, spans, largest(near, z->near, NOWHERE)), total = 0;
+#pragma omp simd reduction(+ : total)
         for (int64_t n = 0; n < z->near; n++) total += exponential(near[n] - highest);
-        for (int64_t s = 0; s < spans; s++) {
-            room->copy[s] = exponential(masses[s] - highest);
-            total += room->copy[s];
-        }
+        memcpy(room->copy, masses, sizeof(float) * spans);
+        total += exponentials(room->copy, spans, highest);
         for (int64_t s = 0; s < spans; s++) {
             float share = room->copy[s] / total;
             room->shares[s] = share > room->shares[s] ? share : room->shares[s];
@@ -227,62 +240,93 @@ static void prefetch(const Zoom *z, int64_t owner, int64_t start, int64_t end) {
     for (int64_t i = 0; i < (end - start) * token; i += LINE) __builtin_prefetch(first + i);
 }
 
-/* One owner; returns the tokens of expanded spans. */
-static int64_t attend(const Zoom *z, int64_t owner, Room *room) {
-    int64_t heads = z->heads, width = z->width, read = 0;
-    const float *query = z->query + owner * heads * width;
+/* Whether spans are where tokens are: they may come from a damaged file. */
+static int64_t are_ranges(const Zoom *z, int64_t row) {
+    const int64_t *starts = z->starts + row * z->span_room, *ends = z->ends + row * z->span_room;
+    for (int64_t s = 0; s < z->spans; s++)
+        if (starts[s] < 0 || ends[s] < starts[s] || ends[s] > z->tokens_held) return 0;
+    return 1;
+}
+
+/* Scores of the tokens of expanded spans, which then have no mass of their own. Returns how many
+   tokens there are, or DAMAGED where spans overlap so much that there is no room for them. */
+static int64_t read_inside(const Zoom *z, int64_t owner, const float *query, int64_t found,
+                           Room *room) {
     const int64_t *starts = z->starts + owner / z->groups * z->span_room;
     const int64_t *ends = z->ends + owner / z->groups * z->span_room;
-    float *output = z->output + owner * heads * width;
-    estimate(z, owner, query, room);
-    weigh(z, owner, room);
-    read_near(z, owner, query, room);
-    int64_t found = choose(z, room);
+    int64_t read = 0;
     for (int64_t e = 0; e < found; e++) {
-        int64_t s = room->chosen[e];
-        if (e + 1 < found) prefetch(z, owner, starts[room->chosen[e + 1]], ends[room->chosen[e + 1]]);
+        int64_t s = room->chosen[e], next = room->chosen[e + 1 < found ? e + 1 : e];
+        if (read + ends[s] - starts[s] > z->tokens_held) return DAMAGED;
+        prefetch(z, owner, starts[next], ends[next]);
         for (int64_t t = starts[s]; t < ends[s]; t++, read++) {
-            int64_t at = owner * z->token_room + t * 2 * width;
-            const float *key = widened(z->tokens, at, width, z->precision, room->row);
-            for (int64_t r = 0; r < heads; r++)
-                room->inside[r * z->tokens_held + read] = dot(query + r * width, key, width);
+            int64_t at = owner * z->token_room + t * 2 * z->width;
+            const float *key = widened(z->tokens, at, z->width, z->precision, room->row);
+            for (int64_t r = 0; r < z->heads; r++)
+                room->inside[r * z->tokens_held + read] = dot(query + r * z->width, key, z->width);
         }
-        for (int64_t r = 0; r < heads; r++) room->masses[r * z->spans + s] = NOWHERE;
+        for (int64_t r = 0; r < z->heads; r++) room->masses[r * z->spans + s] = NOWHERE;
     }
-    float *totals = room->copy;
-    for (int64_t r = 0; r < heads; r++) {
+    return read;
+}
+
+/* One softmax over all scores, in place; the sums that it is to be divided by are left aside. */
+static void soften(const Zoom *z, int64_t read, Room *room) {
+    for (int64_t r = 0; r < z->heads; r++) {
         float *near = room->near + r * z->near, *masses = room->masses + r * z->spans;
-        float *inside = room->inside + r * z->tokens_held, total = 0;
-        float highest = largest(inside, read, largest(masses, z->spans,
-                                                      largest(near, z->near, NOWHERE)));
-        for (int64_t n = 0; n < z->near; n++) total += near[n] = exponential(near[n] - highest);
-        for (int64_t s = 0; s < z->spans; s++) total += masses[s] = exponential(masses[s] - highest);
-        for (int64_t t = 0; t < read; t++) total += inside[t] = exponential(inside[t] - highest);
-        totals[r] = total;
+        float *inside = room->inside + r * z->tokens_held;
+        float highest = largest(near, z->near, NOWHERE);
+        highest = largest(inside, read, largest(masses, z->spans, highest));
+        float total = exponentials(near, z->near, highest);
+        total += exponentials(masses, z->spans, highest);
+        total += exponentials(inside, read, highest);
+        /* Nothing is seen: an answer would be made up. */
+        room->totals[r] = highest == NOWHERE ? __builtin_nanf("") : total;
     }
-    memset(output, 0, sizeof(float) * heads * width);
+}
+
+/* The weighted sum of all values. */
+static void sum_up(const Zoom *z, int64_t owner, int64_t found, Room *room) {
+    int64_t heads = z->heads, width = z->width, read = 0;
+    const int64_t *starts = z->starts + owner / z->groups * z->span_room;
+    const int64_t *ends = z->ends + owner / z->groups * z->span_room;
     const float *values = z->values + owner * z->near_room;
+    float *output = z->output + owner * heads * width;
+    memset(output, 0, sizeof(float) * heads * width);
     for (int64_t n = 0; n < z->near; n++)
         for (int64_t r = 0; r < heads; r++)
             add_scaled(output + r * width, values + n * width, room->near[r * z->near + n], width);
     for (int64_t s = 0; s < z->spans; s++) {
-        const float *mean =
-            widened(z->means, owner * z->mean_room + s * width, width, z->precision, room->row);
+        int64_t at = owner * z->mean_room + s * width;
+        const float *mean = widened(z->means, at, width, z->precision, room->row);
         for (int64_t r = 0; r < heads; r++)
             add_scaled(output + r * width, mean, room->masses[r * z->spans + s], width);
     }
-    read = 0;
     for (int64_t e = 0; e < found; e++) {
         int64_t s = room->chosen[e];
         for (int64_t t = starts[s]; t < ends[s]; t++, read++) {
             int64_t at = owner * z->token_room + (2 * t + 1) * width;
             const float *value = widened(z->tokens, at, width, z->precision, room->row);
+            const float *weight = room->inside + read;
             for (int64_t r = 0; r < heads; r++)
-                add_scaled(output + r * width, value, room->inside[r * z->tokens_held + read], width);
+                add_scaled(output + r * width, value, weight[r * z->tokens_held], width);
         }
     }
     for (int64_t r = 0; r < heads; r++)
-        for (int64_t d = 0; d < width; d++) output[r * width + d] /= totals[r];
+        for (int64_t d = 0; d < width; d++) output[r * width + d] /= room->totals[r];
+}
+
+/* One owner; returns the tokens read of expanded spans, or DAMAGED. */
+static int64_t attend(const Zoom *z, int64_t owner, Room *room) {
+    const float *query = z->query + owner * z->heads * z->width;
+    if (!are_ranges(z, owner / z->groups)) return DAMAGED;
+    estimate(z, owner, query, room);
+    weigh(z, owner, room);
+    read_near(z, owner, query, room);
+    int64_t found = choose(z, room), read = read_inside(z, owner, query, found, room);
+    if (read == DAMAGED) return DAMAGED;
+    soften(z, read, room);
+    sum_up(z, owner, found, room);
     return read;
 }
 
@@ -292,18 +336,20 @@ static float *take(float **free_from, int64_t count) {
     return taken;
 }
 
-/* Attends for every owner. Returns the tokens read of expanded spans, or -1 without memory. */
+/* Attends for every owner. Returns the tokens read of expanded spans, or NO_MEMORY or DAMAGED.
+
+   Threads are as many as torch has: its runtime is the same, and makes them anew for each change. */
 int64_t zoom_attend(const Zoom *z) {
     int64_t heads = z->heads, spans = z->spans, row = 2 * z->width + 2 * z->bytes + 1;
-    int64_t kept = spans > heads ? spans : heads;
-    size_t floats = heads * (2 * z->bytes + 1 + 2 * z->tokens_held + z->near + spans) + 2 * kept +
+    size_t floats = heads * (2 * z->bytes + 2 + 2 * z->tokens_held + z->near + spans) + 2 * spans +
                     row + 2 * BLOCK;
     int64_t read = 0, failed = 0;
-#pragma omp parallel for num_threads(z->threads) reduction(+ : read, failed) schedule(dynamic)
+#pragma omp parallel for num_threads(z->threads) reduction(+ : read) reduction(min : failed) \
+    schedule(dynamic)
     for (int64_t owner = 0; owner < z->batch * z->groups; owner++) {
         char *memory = malloc(sizeof(int64_t) * (spans + 1) + sizeof(float) * floats);
         if (memory == NULL) {
-            failed++;
+            failed = NO_MEMORY;
             continue;
         }
         float *from = (float *)(memory + sizeof(int64_t) * (spans + 1));
@@ -313,13 +359,16 @@ int64_t zoom_attend(const Zoom *z) {
         room.inside = take(&from, heads * z->tokens_held);
         room.near = take(&from, heads * z->near);
         room.masses = take(&from, heads * spans);
-        room.shares = take(&from, kept);
-        room.copy = take(&from, kept);
+        room.shares = take(&from, spans);
+        room.copy = take(&from, spans);
+        room.totals = take(&from, heads);
         room.row = take(&from, row);
         room.low = take(&from, BLOCK);
         room.both = take(&from, BLOCK);
-        read += attend(z, owner, &room);
+        int64_t found = attend(z, owner, &room);
+        if (found == DAMAGED) failed = DAMAGED;
+        else read += found;
         free(memory);
     }
-    return failed ? -1 : read;
+    return failed ? failed : read;
 }

@@ -113,7 +113,10 @@ class _Run:
         if not self.parameters:
             raise ConfigError("the module has no parameters that want a gradient: nothing to train")
         self.optimiser = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+            self.parameters,
+            lr=settings.learning_rate,
+            betas=(0.9, settings.second_decay),
+            weight_decay=settings.weight_decay,
         )
         self.curve: list[Point] = []
         self.last: Checkpoint | None = None

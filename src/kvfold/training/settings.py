@@ -22,6 +22,8 @@ class TrainingSettings:
     """The highest, reached after the warm-up."""
     weight_decay: float = 0.01
     """AdamW's, on all weights."""
+    second_decay: float = 0.999
+    """AdamW's, of the mean of squared gradients; less lets small models find a rule sooner."""
     warmup_steps: int = 0
     """First steps, over which the learning rate rises linearly."""
     final_share: float = 0.0
@@ -51,6 +53,7 @@ class TrainingSettings:
             ("steps", _is_whole(self.steps, 1), "a whole number, at least 1"),
             ("learning_rate", 0 < self.learning_rate < math.inf, "a number above 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
+            ("second_decay", 0 <= self.second_decay < 1, "a number from 0, below 1"),
             ("warmup_steps", _is_whole(self.warmup_steps, 0), "a whole number, at least 0"),
             ("warmup_steps", self.warmup_steps < self.steps, f"fewer than the {self.steps} steps"),
             ("final_share", 0 <= self.final_share <= 1, "a share from 0 to 1"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kvfold.attention import Scoring
+from kvfold.zoom.ahead import runners_up
 from kvfold.zoom.kernel import attend_natively
 from kvfold.zoom.pool import Fetched
 from kvfold.zoom.spans import Spans
@@ -52,10 +53,11 @@ def zoom_attention(
     Returns:
         `[B, H, Q, D]`.
     """
-    output = None
     if everything is None:
         output = attend_natively(query, exact, spans, expanded, scoring)
-    return _attend(query, exact, spans, expanded, scoring, everything) if output is None else output
+        if output is not None:
+            return output
+    return _attend(query, exact, spans, expanded, scoring, everything)
 
 
 def _attend(
@@ -66,6 +68,7 @@ def _attend(
     scoring: Scoring,
     everything: Fetched | None,
 ) -> torch.Tensor:
+    """The same with torch."""
     groups = exact.keys.shape[1]
     query = (query * scoring.scaling).unflatten(1, (groups, -1))
     near = scoring.capped(_products(query, exact.keys).float())
@@ -92,6 +95,9 @@ def _attend(
     output = _products(weights[..., : of_spans.start], exact.values.transpose(-1, -2))
     output += _products(weights[..., of_spans], spans.means.transpose(-1, -2))
     output += _by_query(inside, values)
+    if spans.ahead and everything is None and chosen.shape[2] == 1:
+        numbers = weights[..., of_spans] if routed.gates is None else routed.gates
+        spans.look_ahead(runners_up(numbers, chosen, spans.ahead)[:, :, 0])
     return output.flatten(1, 2)
 
 

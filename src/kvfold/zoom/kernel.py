@@ -8,12 +8,13 @@ they stand.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from kvfold.attention import Scoring
-from kvfold.errors import KVFoldError
+from kvfold.errors import ArtifactError, KVFoldError
 from kvfold.native.build import library
 from kvfold.zoom.sketch_router import SketchRouter
 from kvfold.zoom.spans import Spans
@@ -31,6 +32,7 @@ _NUMBERS = (
     "code_room", "line_room", "span_room", "near_room", "visible_room", "mean_room", "token_room",
     "precision", "threads",
 )  # fmt: skip
+_NO_MEMORY, _DAMAGED = -1, -2
 _PRECISIONS = {torch.float32: 0, torch.float16: 1}
 
 
@@ -67,8 +69,10 @@ def attend_natively(
         return None
     kernel.zoom_attend.restype = ctypes.c_int64
     read = kernel.zoom_attend(ctypes.byref(call))
-    if read < 0:
+    if read == _NO_MEMORY:
         raise KVFoldError("no memory is left for attention: make the batch or the context smaller")
+    if read == _DAMAGED:
+        raise ArtifactError("the cache's spans are not where its tokens are: make the cache anew")
     spans.note_moved(read)
     return output
 
@@ -82,19 +86,22 @@ def _described(
     output: torch.Tensor,
 ) -> _Zoom | None:
     """Where everything stands, for as long as all of it does; None where it stands otherwise."""
-    slow, router, means = spans.slow, spans.router, spans.means
+    slow, router = spans.slow, spans.router
     if not isinstance(slow, RawTier) or not isinstance(router, SketchRouter):
         return None
-    if router.sketch is None or means.dtype not in _PRECISIONS:
+    if router.sketch is None:
         return None
-    keys, values, codes, tokens = exact.keys, exact.values, router.codes, slow.tokens
-    are_alike = keys.shape == values.shape and keys.stride() == values.stride()
-    if not are_alike or not all(map(_is_laid_out, (keys, router.sketch.look, means, tokens))):
+    held = _Held(
+        exact.keys, exact.values, visible, router.sketch.look, router.codes, spans.means,
+        slow.tokens, spans.starts, spans.ends,
+    )  # fmt: skip
+    if not held.are_numbers_that_fit(query) or not held.have_shapes_that_fit(query):
         return None
-    if codes.stride(-1) != 1 or codes.stride(0) != codes.shape[1] * codes.stride(1):
-        return None
+    keys, values, look, codes, means, tokens = (
+        held.keys, held.values, held.look, held.codes, held.means, held.tokens,
+    )  # fmt: skip
     pointers = (
-        query, router.sketch.look, codes, spans.starts, spans.ends, keys, values, visible, means,
+        query, look, codes, spans.starts, spans.ends, keys, values, visible, means,
         tokens, output,
     )  # fmt: skip
     return _Zoom(
@@ -109,14 +116,65 @@ def _described(
 
 def _is_plain(query: torch.Tensor, scoring: Scoring) -> bool:
     """Whether one query of each row is scored as the kernel does."""
-    return (
-        query.shape[2] == 1
-        and query.dtype == torch.float32
-        and query.device.type == "cpu"
-        and scoring.softcap is None
-        and scoring.sinks is None
-        and not (torch.is_grad_enabled() and query.requires_grad)
-    )
+    return query.shape[2] == 1 and query.dtype == torch.float32 and scoring.is_plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Tensors that the kernel reads where they stand."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    visible: torch.Tensor | None
+    look: torch.Tensor
+    codes: torch.Tensor
+    means: torch.Tensor
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+
+    def are_numbers_that_fit(self, query: torch.Tensor) -> bool:
+        """Whether all are of the types that the kernel takes them for, and nothing is learnt."""
+        spans = (self.look, self.means, self.tokens)
+        exact, ranges = (query, self.keys, self.values), (self.starts, self.ends)
+        is_learnt = any(each.requires_grad for each in (*exact, *spans))
+        return (
+            all(each.dtype == torch.float32 for each in exact)
+            and all(each.dtype == self.means.dtype for each in spans)
+            and self.means.dtype in _PRECISIONS
+            and self.codes.dtype == torch.uint8
+            and all(each.dtype == torch.int64 for each in ranges)
+            and all(each.device.type == "cpu" for each in (*exact, *spans, self.codes, *ranges))
+            and not (torch.is_grad_enabled() and is_learnt)
+        )
+
+    def have_shapes_that_fit(self, query: torch.Tensor) -> bool:
+        """Whether all are as large as they say to each other, and laid out for the kernel."""
+        batch, groups, near, width = self.keys.shape
+        pairs, total = self.codes.shape[2:]
+        count = self.means.shape[2]
+        expected = (
+            (self.values, (batch, groups, near, width)),
+            (self.look, (batch, groups, width, 2 * pairs + 1)),
+            (self.codes, (batch, groups, pairs, total)),
+            (self.means, (batch, groups, count, width)),
+            (self.tokens, (batch, groups, total, 2 * width)),
+            (self.starts, (batch, count)),
+            (self.ends, (batch, count)),
+        )
+        rows = (self.keys, self.look, self.means, self.tokens)
+        codes, ranges = self.codes, (self.starts, self.ends)
+        return (
+            query.shape == (batch, query.shape[1] // groups * groups, 1, width)
+            and all(tensor.shape == shape for tensor, shape in expected)
+            and (self.visible is None or self.visible.shape == (batch, near))
+            and self.values.stride() == self.keys.stride()
+            and all(map(_is_laid_out, rows))
+            and codes.stride(3) == 1
+            and codes.stride(0) == groups * codes.stride(1)
+            and all(each.stride(1) == 1 for each in ranges)
+            and self.starts.stride() == self.ends.stride()
+        )
 
 
 def _is_laid_out(held: torch.Tensor) -> bool:

@@ -96,7 +96,8 @@ class ZoomLayer(CacheLayer):
 
     def _forget_spans(self) -> None:
         how = self.resolution
-        self.spans = Spans(self._make_router(), how.make_slow(self._index), how.dtype)
+        slow = how.make_slow(self._index, torch.device("cpu"))
+        self.spans = Spans(self._make_router(), slow, how.dtype)
         self.settled: torch.Tensor | None = None
         """Logical position before which tokens are divided for good, `[B]`; None for none."""
         self.expanded = 0
@@ -120,6 +121,16 @@ class ZoomLayer(CacheLayer):
         super().reset()
         self._forget_spans()
 
+    def _place_spans(self, device: torch.device) -> None:
+        """Choose the slow tier by where the layer's tokens are, before there is any span."""
+        if device.type != "cpu":
+            self.spans.slow = self.resolution.make_slow(self._index, device)
+
+    def _insert(self, keys: torch.Tensor, values: torch.Tensor) -> slice | torch.Tensor:
+        if self.slots.is_empty:
+            self._place_spans(keys.device)
+        return super()._insert(keys, values)
+
     def fold(self, fold: Fold, settled: torch.Tensor) -> None:
         """Turn exact tokens into spans.
 
@@ -142,10 +153,10 @@ class ZoomLayer(CacheLayer):
             if bool(self.spans.in_rows.all()):
                 self.moment = None
             self.is_ragged = not bool(fold.held.all())
-        self.expanded = self._affordable()
+        self._share_out(self._affordable())
 
     def _affordable(self) -> int:
-        """Spans that a kv head may expand within the budget; one at least, and no more than are."""
+        """Spans that a kv head may hold within the budget; one at least, and no more than are."""
         if self.spans.is_empty or not self.resolution.zoom:
             return 0
         rows, full = len(self.slots.keys), self.bytes_full
@@ -154,18 +165,30 @@ class ZoomLayer(CacheLayer):
         left = allowed - self.slots.nbytes - self.spans.bytes_fast
         return max(min(left // self.spans.bytes_expanded, len(self.spans)), 1)
 
+    def _share_out(self, places: int) -> None:
+        """Let spans that come ahead take some of the places, unless all spans have one."""
+        share = self.spans.share_ahead
+        is_scarce = places < len(self.spans)
+        self.spans.ahead = int(places * share / (1 + share)) if is_scarce else 0
+        self.expanded = places - self.spans.ahead
+
+    @property
+    def _places(self) -> int:
+        """Spans of a kv head that may stand on the fast tier at once."""
+        return self.expanded + self.spans.ahead
+
     # What is held -----------------------------------------------------------------------------
 
     @property
     def bytes_fast(self) -> int:
         """Exact tokens, what spans have on the fast tier, and the spans that a query expands."""
-        expanded = self.expanded * self.spans.bytes_expanded
+        expanded = self._places * self.spans.bytes_expanded
         return super().bytes_fast + self.spans.bytes_fast + expanded
 
     @property
     def bytes_index(self) -> int:
         """Positions, surprisal and what spans have on the fast tier, expanded tokens left out."""
-        return super().bytes_index - self.expanded * self.spans.bytes_expanded
+        return super().bytes_index - self._places * self.spans.bytes_expanded
 
     @property
     def bytes_slow(self) -> int:
@@ -203,6 +226,8 @@ class ZoomLayer(CacheLayer):
             setattr(self, name, own.pop(name, None))
         room = own.pop(_ROOM, None)
         super().load(own, seen, has_evicted=has_evicted)
+        if spans:
+            self._place_spans(spans["means"].device)
         self.spans.load(spans)
         self.is_ragged = not self.spans.is_empty and bool((self.slots.positions < 0).any())
         if room is not None:
@@ -226,7 +251,9 @@ class ZoomLayer(CacheLayer):
         return super()._attend_many(forward) if self.spans.is_empty else self._zoom(forward)
 
     def _brought(self, queries: int) -> int:
-        """Spans that a kv head brings for the queries that expand at once."""
+        """Spans that a kv head brings for queries that expand at once: all for a long prompt."""
+        if queries >= _SHARING:
+            return len(self.spans)
         return min(queries, _QUERIES) * self.expanded
 
     def _zoom(self, forward: Forward) -> torch.Tensor:
@@ -234,7 +261,7 @@ class ZoomLayer(CacheLayer):
         if count > 1:
             self.note_peak(count)
             if self._brought(count) >= len(self.spans):
-                # No more is held than one by one, and nothing is brought twice.
+                # Nothing is brought twice, and products are large.
                 step, everything = _SHARING, self.spans.everything()
         blocks = [
             self._zoom_block(forward, start, min(start + step, count), everything)

@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from kvfold.errors import ConfigError
 from kvfold.zoom.disk import DiskTier
 from kvfold.zoom.factors import Factoring, FactorTier
 from kvfold.zoom.gates import RANK, Gates
+from kvfold.zoom.lane import Lanes
+from kvfold.zoom.pinned import PinnedTier
 from kvfold.zoom.tiers import RawTier, SlowTier
 from kvfold.zoom.turning import turnings
 
-MakeSlow = Callable[[int], SlowTier]
-"""Makes the slow tier of a layer, counted from 0 among those that zoom."""
+MakeSlow = Callable[[int, torch.device], SlowTier]
+"""Makes the slow tier of a layer, counted from 0 among those that zoom, for tokens of a device."""
 DEFAULTS: dict[str, object] = {"factors": "none", "rank": None, "precision": "half", "disk": None}
 """The options of the slow tier; without a rank, it is half of the longest span."""
 CHOICES = {"factors": ("none", "head", "joint"), "precision": ("half", "int8")}
@@ -72,12 +75,23 @@ def slow_tiers(
     factors, rank, disk = options["factors"], options["rank"], options["disk"]
     if isinstance(disk, str | os.PathLike):
         folder = Path(disk).absolute()
-        return lambda index: DiskTier(folder, longest)
+        return lambda index, device: DiskTier(folder, longest)
     if factors == "none":
-        return lambda index: RawTier(longest)
+        return _as_they_are(longest)
     if not isinstance(rank, int):
         rank = min(longest // 2, RANK)
     is_joint, is_int8 = factors == "joint", options["precision"] == "int8"
     how = Factoring(rank, is_joint, is_int8, longest, None if is_joint else gates)
     turned = turnings(model, longest)
-    return lambda index: FactorTier(how, turned[index], index)
+    return lambda index, device: FactorTier(how, turned[index], index)
+
+
+def _as_they_are(longest: int) -> MakeSlow:
+    """What makes tiers of tokens as they are: on the host, where a device has its own memory."""
+    lanes = Lanes()
+
+    def make(index: int, device: torch.device) -> SlowTier:
+        is_apart = device.type == "cuda"
+        return PinnedTier(longest, lanes, index) if is_apart else RawTier(longest)
+
+    return make

@@ -13,8 +13,10 @@ from dataclasses import dataclass, fields
 import torch
 
 from kvfold.attention import Scoring
+from kvfold.zoom.ahead import Ahead
 from kvfold.zoom.growing import Growing
 from kvfold.zoom.notes import Tally
+from kvfold.zoom.pinned import PinnedTier
 from kvfold.zoom.pool import Fetched, Pool
 from kvfold.zoom.routing import NewSpans, Ranges, Routed, Router
 from kvfold.zoom.tiers import Folded, SlowTier, Wanted
@@ -61,13 +63,16 @@ class Spans:
         self._fast = Growing({"means": 2, "starts": 1, "ends": 1})
         self.pool: Pool | None = None
         """What the last generated token expanded."""
+        self.ahead = 0
+        """Spans that a kv head brings before they are asked for."""
+        self._ahead: Ahead | None = None
         self._moved: torch.Tensor | int = 0
         self.tally: Tally | None = None
         """Counts what is expanded, where one asks."""
 
     @property
     def moved(self) -> int:
-        """Tokens of a kv head that were brought to the fast tier so far."""
+        """Tokens of a kv head that were brought to the fast tier, or read where they stand."""
         return int(self._moved)
 
     @property
@@ -155,6 +160,11 @@ class Spans:
         Returns:
             Tokens `[N, L, 2D]`.
         """
+        wanted, is_token = self._wanted(owners, spans)
+        return Fetched(self.slow.fetch(wanted), is_token)
+
+    def _wanted(self, owners: torch.Tensor, spans: torch.Tensor) -> tuple[Wanted, torch.Tensor]:
+        """What to ask of the slow tier, counted as moved, and what is a token, `[N, L]`."""
         rows = owners // self.means.shape[1]
         places = rows * self._fast.whole("starts").shape[1] + spans
         starts, ends = (
@@ -162,9 +172,8 @@ class Spans:
         )
         lengths = ends - starts
         steps = torch.arange(self.slow.longest, device=lengths.device)
-        is_token = steps < lengths[:, None]
         self.note_moved(lengths.sum())
-        return Fetched(self.slow.fetch(Wanted(rows, owners, spans, starts, lengths)), is_token)
+        return Wanted(rows, owners, spans, starts, lengths), steps < lengths[:, None]
 
     def note_moved(self, tokens: torch.Tensor | int) -> None:
         """Count tokens of a kv head that were brought; a tensor is not waited for."""
@@ -196,10 +205,33 @@ class Spans:
         if self.pool is None or self.pool.places != only.shape or self.pool.is_frozen:
             self.pool = Pool(only.clone(), self._fetch_all(only))
         else:
-            self.pool.bring(only, self.fetch)
+            self.pool.bring(only, self._served)
         spans, held = self.pool.held
         found = Fetched(held.tokens.unsqueeze(2), held.is_token.unsqueeze(2))
         return spans.unsqueeze(2), found
+
+    @property
+    def share_ahead(self) -> float:
+        """Spans that come before they are asked for, as a share of those that are expanded."""
+        return self.slow.ahead if isinstance(self.slow, PinnedTier) else 0.0
+
+    def look_ahead(self, likely: torch.Tensor) -> None:
+        """Begin to bring spans that the next token is likely to ask for.
+
+        Args:
+            likely: Different ones that are not expanded now, `[B, G, A]`.
+        """
+        if isinstance(self.slow, PinnedTier):
+            owners = torch.arange(likely.shape[:2].numel(), device=likely.device)[:, None]
+            spans = likely.flatten(0, 1)
+            wanted, is_token = self._wanted(owners.expand_as(spans).flatten(), spans.flatten())
+            self._ahead = Ahead(spans, is_token, self.slow.start(wanted))
+
+    def _served(self, owners: torch.Tensor, spans: torch.Tensor) -> Fetched:
+        """See `fetch`; what came ahead is not brought again."""
+        if self._ahead is None:
+            return self.fetch(owners, spans)
+        return self._ahead.serve(owners, spans, self.fetch)
 
     def everything(self) -> Fetched:
         """Bring the tokens of all spans, `[B, G, 1, S, L, 2D]`."""
@@ -243,7 +275,7 @@ class Spans:
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""
         if not self.is_empty:
-            self.pool = None
+            self.pool = self._ahead = None
             for held in (self.slow, self.router, self._fast):
                 held.map(change)
             if self.tally is not None:

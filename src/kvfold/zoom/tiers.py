@@ -169,13 +169,16 @@ class RawTier:
 
     def fetch(self, wanted: Wanted) -> torch.Tensor:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
-        tokens = self._held.whole("tokens")
-        capacity, width = tokens.shape[2:]
-        steps = torch.arange(self.longest, device=tokens.device)
-        inside = (wanted.starts[:, None] + steps).clamp_max_(capacity - 1)
-        where = inside.add_(wanted.owners[:, None], alpha=capacity)
-        found = tokens.view(-1, width).index_select(0, where.flatten())
-        return found.view(-1, self.longest, width)
+        where = self._places(wanted.owners, wanted.starts)
+        found = self._held.whole("tokens").view(-1, self.width).index_select(0, where)
+        return found.view(-1, self.longest, self.width)
+
+    def _places(self, owners: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Where the tokens of spans stand among those of all rows and heads, `[N * L]`."""
+        capacity = self._held.whole("tokens").shape[2]
+        steps = torch.arange(self.longest, device=starts.device)
+        inside = (starts[:, None] + steps).clamp_max_(capacity - 1)
+        return inside.add_(owners[:, None], alpha=capacity).flatten()
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of the batch dimension to every tensor."""
