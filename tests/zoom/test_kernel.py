@@ -266,19 +266,19 @@ def test_it_can_be_switched_off(anew: Path, monkeypatch: pytest.MonkeyPatch):
     assert not anew.exists()
 
 
-def test_a_damaged_file_is_left_alone(anew: Path):
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", None], ids=["empty", "cut", "other"])
+def test_a_damaged_file_is_made_anew(anew: Path, content: bytes | None):
+    """It is never loaded: that could end the process."""
     assert build.library("zoom") is not None
     (file,) = anew.iterdir()
     good = file.read_bytes()
+    other = Path(ctypes.__file__).read_bytes()
     file.unlink()
-    # Another folder: what was loaded from a path once is not read from there again.
-    other = anew.with_name("other") / "native"
-    other.mkdir(mode=0o700, parents=True)
-    (other / file.name).write_bytes(good[:100])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVFOLD_HOME", str(other.parent))
-        build.library.cache_clear()
-        assert build.library("zoom") is None
+    file.write_bytes(other if content is None else content)
+    file.chmod(0o700)
+    build.library.cache_clear()
+    assert build.library("zoom") is not None
+    assert [file.read_bytes() for file in anew.iterdir()] == [good]
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])

@@ -67,11 +67,12 @@ def _load(name: str) -> ctypes.CDLL | None:
     problem = ""
     for more in _ADDITIONS:
         command = [*compiler, *_FLAGS, *more]
-        path = folder / f"{name}-{_digest(source, command)}.so"
-        if not path.is_file():
-            problem = _compile(command, source, path)
-        if path.is_file():
-            _require_own(path)
+        stem = f"{name}-{_digest(source, command)}"
+        path = _kept(folder, stem)
+        if path is None:
+            problem = _compile(command, source, folder, stem)
+            path = _kept(folder, stem)
+        if path is not None:
             return ctypes.CDLL(str(path))
     raise RuntimeError(problem)
 
@@ -94,10 +95,20 @@ def _require_own(path: Path) -> None:
         )
 
 
-def _compile(command: list[str], source: bytes, path: Path) -> str:
-    """Write a library under its name, or return what the compiler says against it."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        file, made = Path(scratch) / "kernel.c", Path(scratch) / path.name
+def _kept(folder: Path, stem: str) -> Path | None:
+    """The library that was kept under a name, whole: it ends in a checksum of what it holds."""
+    for path in folder.glob(f"{stem}-*.so"):
+        _require_own(path)
+        if path.stem == f"{stem}-{_checksum(path.read_bytes())}":
+            return path
+        path.unlink()
+    return None
+
+
+def _compile(command: list[str], source: bytes, folder: Path, stem: str) -> str:
+    """Keep a library under a name, or return what the compiler says against it."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        file, made = Path(scratch) / "kernel.c", Path(scratch) / "kernel.so"
         file.write_bytes(source)
         try:
             subprocess.run(
@@ -109,14 +120,18 @@ def _compile(command: list[str], source: bytes, path: Path) -> str:
         except subprocess.TimeoutExpired as error:
             return str(error)
         made.chmod(0o700)
-        made.replace(path)
+        made.replace(folder / f"{stem}-{_checksum(made.read_bytes())}.so")
     return ""
 
 
 def _digest(source: bytes, command: list[str]) -> str:
     """Of all that a library depends on: a folder may be shared by machines that differ."""
     parts = [source, repr(command).encode(), platform.machine().encode(), *_processor()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return _checksum(b"\0".join(parts))
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _processor() -> list[bytes]:
