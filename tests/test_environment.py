@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -25,6 +26,7 @@ def test_environment_is_json_with_this_machines_facts() -> None:
     assert facts["torch"] == torch.__version__
     assert facts["threads"] == torch.get_num_threads()
     assert facts["omp_wait_policy"] == "PASSIVE"
+    assert facts["thp_mem_alloc_enable"] == os.environ.get("THP_MEM_ALLOC_ENABLE")
     assert facts["cpu"]
     assert facts["kernels"] == (library("zoom") is not None)
 

@@ -25,7 +25,8 @@ def environment() -> dict[str, object]:
         `python`, a version per name in `PACKAGES` (None if absent), `platform`, `cpu`, `cores`
         that this process may use, `memory_bytes`, `threads` and `device` of torch,
         `cpu_capability` (the widest instructions torch uses), `kernels` (whether kvfold's own run
-        here) and `omp_wait_policy`.
+        here), and the variables that decide how torch waits and allocates: `omp_wait_policy` and
+        `thp_mem_alloc_enable`.
 
     Example:
         >>> from kvfold.environment import environment
@@ -44,6 +45,7 @@ def environment() -> dict[str, object]:
         **_torch_facts(),
         "kernels": library("zoom") is not None,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "thp_mem_alloc_enable": os.environ.get("THP_MEM_ALLOC_ENABLE"),
     }
 
 

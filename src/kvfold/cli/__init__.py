@@ -19,8 +19,10 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""Set unless the user has set them; libraries read them when they are imported."""
+"""Set unless the user has set them; libraries read them when they are imported. The last has torch
+ask Linux for large pages, with which a CPU reads weights and caches faster."""
 
 SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Set too where other work may keep cores busy, since threads that wait actively then wait for
