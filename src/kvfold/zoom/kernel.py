@@ -8,6 +8,8 @@ they stand.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ _POINTERS = (
     "query", "look", "codes", "starts", "ends", "keys", "values", "visible", "means", "tokens",
     "output",
 )  # fmt: skip
+_HELD = tuple(name for name in _POINTERS if name not in ("query", "output"))
 _NUMBERS = (
     "batch", "groups", "heads", "width", "bytes", "tokens_held", "spans", "near", "expanded",
     "code_room", "line_room", "span_room", "near_room", "visible_room", "mean_room", "token_room",
@@ -67,14 +70,21 @@ def attend_natively(
     call = _described(scaled, exact, visible, spans, expanded, output)
     if call is None or (kernel := library("zoom")) is None:
         return None
-    kernel.zoom_attend.restype = ctypes.c_int64
-    read = kernel.zoom_attend(ctypes.byref(call))
+    read = _entry(kernel)(ctypes.byref(call))
     if read == _NO_MEMORY:
         raise KVFoldError("no memory is left for attention: make the batch or the context smaller")
     if read == _DAMAGED:
         raise ArtifactError("the cache's spans are not where its tokens are: make the cache anew")
     spans.note_moved(read)
     return output
+
+
+@functools.cache
+def _entry(kernel: ctypes.CDLL) -> Callable[..., int]:
+    """The kernel's only function, with its types."""
+    kernel.zoom_attend.argtypes = (ctypes.POINTER(_Zoom),)
+    kernel.zoom_attend.restype = ctypes.c_int64
+    return kernel.zoom_attend
 
 
 def _described(
@@ -97,21 +107,31 @@ def _described(
     )  # fmt: skip
     if not held.are_numbers_that_fit(query) or not held.have_shapes_that_fit(query):
         return None
-    keys, values, look, codes, means, tokens = (
-        held.keys, held.values, held.look, held.codes, held.means, held.tokens,
-    )  # fmt: skip
-    pointers = (
-        query, look, codes, spans.starts, spans.ends, keys, values, visible, means,
-        tokens, output,
-    )  # fmt: skip
+    pointers = {name: getattr(held, name) for name in _HELD} | {"query": query, "output": output}
+    addresses = {
+        name: None if tensor is None else tensor.data_ptr() for name, tensor in pointers.items()
+    }
     return _Zoom(
-        *(None if each is None else each.data_ptr() for each in pointers),
-        len(query), keys.shape[1], query.shape[1] // keys.shape[1], query.shape[3],
-        codes.shape[2], codes.shape[3], len(spans), keys.shape[2], expanded,
-        codes.stride(1), codes.stride(2), spans.starts.stride(0), keys.stride(1),
-        0 if visible is None else visible.stride(0), means.stride(1), tokens.stride(1),
-        _PRECISIONS[means.dtype], torch.get_num_threads(),
-    )  # fmt: skip
+        **addresses,
+        batch=len(query),
+        groups=held.keys.shape[1],
+        heads=query.shape[1] // held.keys.shape[1],
+        width=query.shape[3],
+        bytes=held.codes.shape[2],
+        tokens_held=held.codes.shape[3],
+        spans=len(spans),
+        near=held.keys.shape[2],
+        expanded=expanded,
+        code_room=held.codes.stride(1),
+        line_room=held.codes.stride(2),
+        span_room=held.starts.stride(0),
+        near_room=held.keys.stride(1),
+        visible_room=0 if visible is None else visible.stride(0),
+        mean_room=held.means.stride(1),
+        token_room=held.tokens.stride(1),
+        precision=_PRECISIONS[held.means.dtype],
+        threads=torch.get_num_threads(),
+    )
 
 
 def _is_plain(query: torch.Tensor, scoring: Scoring) -> bool:
