@@ -7,6 +7,7 @@ with the fast path but a layer's own projections, applied to single tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 
@@ -69,11 +70,13 @@ def slow_drift(
         whole = number % rules.refresh == 0
         renewed = whole or number % rules.refresh_generated == 0
         flowing = range(0 if whole else start, len(ids))
-        hidden, chosen = _embedded(model, ids, set(flowing)), []
+        hidden, chosen, left = _embedded(model, ids, set(flowing)), [], Fraction(0)
         for index, (notes, layer) in enumerate(zip(book, model.decoder.blocks, strict=True)):
             normed = {place: layer.attention_norm(hidden[place]) for place in flowing}
             signals = {p: _signal(model, layer, index, normed[p], rules) for p in flowing}
-            count = max(1, int(rules.shares[index] * (len(ids) - start)))
+            share = Fraction(rules.shares[index]) * (len(ids) - start) + left
+            count = max(1, int(share))
+            left = max(Fraction(0), share - count)
             picked = list(flowing)
             if not renewed and count < len(ids) - start:
                 turned = {p: _cosine(signals[p], notes.signals[p]) for p in flowing}

@@ -9,6 +9,8 @@ from functools import cache as once
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvfold.diffusion import (
     CACHES,
@@ -308,6 +310,25 @@ def test_a_share_is_rounded_down_but_never_to_nothing(ratio: float, count: int) 
 
 def test_shares_of_one_tenth_to_ten_tenths_of_ten_tokens_are_whole() -> None:
     assert [drift.count_of(tenths / 10, 10) for tenths in range(1, 11)] == list(range(1, 11))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=40), st.integers(1, 600))
+def test_what_rounding_takes_from_a_layer_is_left_for_the_next(
+    ratios: list[float], tokens: int
+) -> None:
+    counts = drift.counts_of(ratios, tokens)
+    for ratio, count in zip(ratios, counts, strict=True):
+        assert 1 <= count <= tokens
+        assert ratio * tokens - 1 <= count <= max(1, ratio * tokens + 1)
+    if min(ratios) * tokens >= 1:
+        assert abs(sum(counts) - sum(ratios) * tokens) < 1 + 1e-6
+
+
+def test_a_mean_of_a_few_tokens_is_met() -> None:
+    assert drift.counts_of([0.16] * 4, 16) == [2, 3, 2, 3]
+    assert drift.counts_of([0.1] * 4, 16) == [1, 2, 1, 2]
+    assert drift.counts_of([0.01, 0.01, 1.0], 16) == [1, 1, 16]
 
 
 @pytest.mark.parametrize("style", STYLES)

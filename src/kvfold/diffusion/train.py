@@ -247,7 +247,9 @@ def _train(
     model = learner.model
     done = train(learner, settings, folder, resume=resume, on_progress=on_progress)
     model.decoder.requires_grad_(False)
-    record = {**told, **exam(), **done.to_dict()}
+    # The picture has every step.
+    curve = [point for point in done.curve if point["validation"]]
+    record = {**told, **exam(), **done.to_dict(), "curve": curve}
     text = json_text(record)
     plot_curve(done, folder / CURVE)
     write_files(folder, {RECORD: lambda path: path.write_text(text, encoding="utf-8")})

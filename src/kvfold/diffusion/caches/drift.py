@@ -10,7 +10,7 @@ prompt is not spared either: a share of 1 is the model without a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +64,20 @@ def count_of(ratio: float, tokens: int) -> int:
     return max(1, int(tokens * ratio + 1e-9))
 
 
+def counts_of(ratios: Sequence[float], tokens: int) -> list[int]:
+    """Tokens in each layer's share of so many, one at least.
+
+    What rounding down takes from one layer is left for the next, so that the mean is what was asked
+    for where a share is few tokens.
+    """
+    counts, left = [], 0.0
+    for ratio in ratios:
+        share = ratio + left / tokens
+        counts.append(count_of(share, tokens))
+        left = max(0.0, share * tokens - counts[-1])
+    return counts
+
+
 def most_drifted(signal: torch.Tensor, reference: torch.Tensor, count: int) -> torch.Tensor:
     """The tokens whose signal has turned furthest; of those that have not moved, the first.
 
@@ -96,7 +110,7 @@ class DriftState(CacheState):
         self._start = canvas.prompt - model.traits.shift
         self._store = KVStore(model.decoder, len(canvas.ids), canvas.width)
         tokens = canvas.width - self._start
-        self._counts = [count_of(ratio, tokens) for ratio in rules.ratios]
+        self._counts = counts_of(rules.ratios, tokens)
         self._tokens = tokens
         self._signals: list[torch.Tensor | None] = [None] * len(self._counts)
         self._kept: list[torch.Tensor | None] = [None] * len(self._counts)
