@@ -93,6 +93,33 @@ def test_json_is_the_only_thing_on_stdout(
     assert {row["method"] for row in document["rows"]} == {"full", "streaming", "small"}
 
 
+def test_ruler_stands_for_its_sets(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--methods", "full,streaming", "--budgets", "0.1", "--samples", "1"]
+    options = ["--tasks", "ruler", "--length", "1200", "--max-new-tokens", "2", "--json"]
+    assert run(["eval", "--model", model, "--out", str(tmp_path), *quick, *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    families = [f"ruler-{name}" for name in ("multivalue", "multiquery", "vt", "cwe", "fwe")]
+    numbered = [f"ruler-{name}-{at}" for name in ("single", "multikey") for at in (1, 2, 3)]
+    assert document["settings"]["sets"] == [*numbered, *families]
+    assert "--sets ruler --samples 1 --length 1200 --protocol aware" in document["command"]
+    assert len(document["rows"]) == 2 * 11
+    assert {row["found"] for row in document["rows"]} == {0}
+
+
+@pytest.mark.parametrize(("sets", "most"), [("niah", 32), ("niah,ruler-vt", 40)])
+def test_answers_may_be_as_long_as_a_set_needs(
+    sets: str, most: int, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--methods", "streaming", "--budgets", "0.1", "--samples", "1", "--length", "900"]
+    out = str(tmp_path / sets)
+    assert run(["eval", "--model", model, "--out", out, "--sets", sets, "--json", *quick]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["max_new_tokens"] == most
+    assert "max-new-tokens" not in document["command"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,7 +132,10 @@ def test_json_is_the_only_thing_on_stdout(
         (["--methods", "h2o:recent"], "option 'recent' has no value"),
         (["--methods", "h2o:often=3"], "h2o has no option 'often'"),
         (["--methods", "h2o,h2o"], "named twice"),
-        (["--sets", "ruler"], "unknown set 'ruler'"),
+        (["--sets", "riddle"], "unknown set 'riddle'"),
+        (["--tasks", "ruler,ruler-vt"], "set 'ruler-vt' is named twice"),
+        (["--tasks", "ruler-qa"], "set KVFOLD_DATA"),
+        (["--max-new-tokens", "0"], "--max-new-tokens 0 is below 1"),
         (["--sets", "wikitext"], "set KVFOLD_DATA"),
         (["--samples", "0"], "samples: 0 is below 1"),
         (["--samples", "9999"], "ask for fewer samples"),

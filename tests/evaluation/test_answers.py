@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvfold.evaluation.answers import (
+    contains_all,
     contains_one,
     ends_with_number,
     find_fault,
+    found_share,
     is_repetitive,
 )
 
@@ -29,6 +31,35 @@ from kvfold.evaluation.answers import (
 def test_words_and_numbers_are_found_whole(expected: str, answer: str, right: bool) -> None:
     assert contains_one((expected,), answer) is right
     assert contains_one(("never said", expected), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "share"),
+    [
+        (("4821973",), " 4821973.", 1),
+        (("1234567", "7654321"), "They are 7654321, 1234567 and 1111111.", 1),
+        (("1234567", "7654321"), "7654321", 0.5),
+        (("QWERT", "ASDFG", "ZXCVB"), "qwert = ASDFG", 2 / 3),
+        (("amber", "kite"), "1. kite 2. Amber", 1),
+        (("amber", "kite"), "", 0),
+        (("0c6f-4a", "0c6f-4b"), "it is 0C6F-4b", 0.5),
+    ],
+)
+def test_the_share_found_is_that_of_ruler(
+    expected: tuple[str, ...], answer: str, share: float
+) -> None:
+    # RULER: how many of the references are parts of the answer, whatever the case of letters.
+    ruler = [reference.lower() in answer.lower() for reference in expected]
+    assert found_share(expected, answer) == pytest.approx(share)
+    assert sum(ruler) / len(ruler) == pytest.approx(share)
+    assert contains_all(expected, answer) is all(ruler)
+    assert contains_one(expected, answer) is any(ruler)
+
+
+def test_a_part_of_a_word_or_number_is_not_enough() -> None:
+    assert found_share(("kite", "amber"), "kites in amber") == 0.5
+    assert found_share(("1234567",), "12345678") == 0
+    assert found_share(("QWERT", "ASDFG"), "QWERTASDFG") == 0
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,14 @@ def test_tables_name_the_protocol_and_the_intervals(report: Report) -> None:
         assert expected in text
 
 
-def test_plain_evaluations_have_no_grid(report: Report) -> None:
+def test_plain_evaluations_show_only_shares_that_are_found(report: Report) -> None:
     settings = replace(report.fidelity.settings, lengths=(100,), depths=None, protocol="aware")
-    plain = replace(report, fidelity=replace(report.fidelity, settings=settings))
-    assert grids(plain) == {}
+    fidelity = replace(report.fidelity, settings=settings)
+    (cells,) = grids(replace(report, fidelity=fidelity)).values()
+    assert cells == [cell for cell in report.cells if cell.found is not None]
+    assert 0 < len(cells) < len(report.cells)
+    without = [replace(cell, found=None) for cell in report.cells]
+    assert grids(replace(report, fidelity=fidelity, cells=without)) == {}
     assert len(grids(report)) == 1
 
 

@@ -12,13 +12,16 @@ from kvfold.evaluation.fidelity_rows import key_of
 from kvfold.evaluation.needles import KEYS, VALUES
 from kvfold.evaluation.sample import Sample
 from kvfold.evaluation.samples import draw_samples
+from tests.evaluation.prompts import TOKENIZER, parts
 from tests.evaluation.public import write_data
-from tests.tiny_folder import byte_tokenizer
 
-TOKENIZER = byte_tokenizer()
-PINNED = "96f29b30e687574900d7e25efdae2ccc32d1389a4d849378d8ea764f6e6e3aea"
-"""Hash of samples that results of record were made with."""
-NEEDLES = ("niah", "niah-multikey", "niah-multivalue")
+PINNED = {
+    "niah": "96f29b30e687574900d7e25efdae2ccc32d1389a4d849378d8ea764f6e6e3aea",
+    "niah-multikey": "ff3e1b2342209c192ab75663caeb35c750ca9679fa568b58a9daa8c0f16bb597",
+    "niah-multivalue": "040559bd020ff4ec4e8fad8f6eb4a9d9f26cb19472795a1039836f553437451e",
+}
+"""Hashes of samples that results of record were made with."""
+NEEDLES = tuple(PINNED)
 LENGTH = 1200
 
 
@@ -29,12 +32,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(name: str, count: int = 4, *, depths: int | None = None) -> list[Sample]:
     return draw_samples(TOKENIZER, name, count, length=LENGTH, depths=depths)
-
-
-def parts(sample: Sample) -> tuple[str, str]:
-    """Document and question as text."""
-    end = len(sample.prompt) - sample.question
-    return str(TOKENIZER.decode(sample.prompt[:end])), str(TOKENIZER.decode(sample.prompt[end:]))
 
 
 @pytest.mark.parametrize("name", NEEDLES)
@@ -89,7 +86,8 @@ def test_several_needles_stand_apart() -> None:
         assert min(after - before for before, after in itertools.pairwise(places)) > 200
 
 
-def test_depths_change_nothing_where_none_are_named() -> None:
-    facts = [sample.facts() for sample in draw("niah", 6)]
-    assert {sample.depth for sample in draw("niah", 6)} == {None}
-    assert key_of({"samples": facts}) == PINNED
+@pytest.mark.parametrize("name", NEEDLES)
+def test_depths_change_nothing_where_none_are_named(name: str) -> None:
+    facts = [sample.facts() for sample in draw(name, 6)]
+    assert {sample.depth for sample in draw(name, 6)} == {None}
+    assert key_of({"samples": facts}) == PINNED[name]

@@ -13,13 +13,15 @@ import pytest
 
 from kvfold.errors import ConfigError
 from kvfold.evaluation.samples import (
+    REPEATED,
     SETS,
     Sample,
     default_sets,
     draw_samples,
     require_sets,
 )
-from kvfold.text import SHOWN, reference_text, unseen_paragraphs
+from kvfold.text import SHOWN, leading_tokens, reference_text, unseen_paragraphs
+from tests.evaluation.prompts import parts
 from tests.evaluation.public import PROBLEMS, write_data
 from tests.evaluation.public import SHOWN as EXEMPLARS
 from tests.tiny_folder import byte_tokenizer
@@ -50,10 +52,11 @@ def text_of(sample: Sample) -> str:
 
 @pytest.mark.parametrize("name", list(SETS))
 def test_a_set_is_the_same_again_and_grows_at_its_end(name: str, data: Path) -> None:
-    few, more = draw(name, 3), draw(name, 5)
+    length = 1200 if name.startswith("ruler-") else 500
+    few, more = draw(name, 3, length=length), draw(name, 5, length=length)
     assert few == more[:3]
-    assert draw(name, 5) == more
-    assert draw(name, 5, seed=1) != more
+    assert draw(name, 5, length=length) == more
+    assert draw(name, 5, length=length, seed=1) != more
     assert [sample.index for sample in more] == [0, 1, 2, 3, 4]
     assert {(sample.set, sample.kind) for sample in more} == {(name, SETS[name].kind)}
     assert len({tuple(sample.prompt) for sample in more}) == 5
@@ -87,6 +90,35 @@ def test_windows_do_not_overlap_until_they_are_used_up(data: Path) -> None:
     found = draw("wikitext", 40, length=400, tokens=100)
     begins = sorted(text.index(str(TOKENIZER.decode(sample.prompt))) for sample in found)
     assert min(after - before for before, after in pairwise(begins)) >= 500
+
+
+@pytest.mark.parametrize("length", [401, 700])
+def test_a_passage_comes_again_at_the_end_and_goes_on_as_before(length: int, offline: None) -> None:
+    for sample in draw("repetition", 6, length=length, tokens=20):
+        prompt = sample.prompt[len(leading_tokens(TOKENIZER)) :]
+        passage = len(prompt) // REPEATED
+        assert sample.continuation is not None
+        assert [*prompt[20 - passage :], *sample.continuation] == prompt[:passage]
+        assert text_of(sample).removeprefix("<s>")[: 20 - passage] in reference_text(SHOWN)[:SHOWN]
+        assert (len(sample.prompt), len(sample.continuation)) == (length, 20)
+    with pytest.raises(ConfigError, match="repetition has 0 samples with prompts of 80 tokens"):
+        draw("repetition", length=80, tokens=20)
+
+
+def test_sums_are_asked_after_others(offline: None) -> None:
+    for sample in draw("arithmetic", 6, length=500):
+        document, question = parts(sample)
+        worked = re.findall(r"(\d\d) \+ (\d\d) = (\d+)\n", document)
+        assert len(worked) > 20
+        assert all(int(first) + int(second) == int(result) for first, second, result in worked)
+        asked = re.search(r"same way: (\d\d) \+ (\d\d)<assistant>(\d\d) \+ (\d\d) =$", question)
+        assert asked is not None
+        assert asked.group(1, 2) == asked.group(3, 4)
+        assert not any({*each[:2]} == {*asked.group(1, 2)} for each in worked)
+        assert sample.expected == (str(int(asked[1]) + int(asked[2])),)
+        assert 500 - len("10 + 10 = 100\n") < len(sample.prompt) <= 500
+    assert SETS["arithmetic"].is_right(("83",), " 83\n")
+    assert not SETS["arithmetic"].is_right(("83",), " 84")
 
 
 def test_built_in_prose_is_not_what_training_sees(offline: None) -> None:

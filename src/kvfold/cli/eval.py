@@ -35,9 +35,14 @@ BudgetsOption = Annotated[
 SetsOption = Annotated[
     str | None,
     typer.Option(
-        help="Samples, a comma between several: prose, niah, niah-multikey, niah-multivalue, "
-        "wikitext, hotpotqa, gsm8k. Environment variable KVFOLD_DATA names the folder of the last "
-        "three's files; needles are hidden in wikitext then.",
+        "--sets",
+        "--tasks",
+        help="Samples, a comma between several: prose, repetition, niah, niah-multikey, "
+        "niah-multivalue, arithmetic, wikitext, hotpotqa, gsm8k, and RULER's: ruler-single-1, -2 "
+        "and -3, ruler-multikey-1, -2 and -3, ruler-multivalue, ruler-multiquery, ruler-vt, "
+        "ruler-cwe, ruler-fwe, ruler-qa; ruler stands for all of RULER's whose data is at hand. "
+        "Environment variable KVFOLD_DATA names the folder of the files that wikitext, hotpotqa, "
+        "gsm8k and ruler-qa need; needles are hidden in wikitext then.",
         show_default="prose,niah; wikitext,hotpotqa,niah,gsm8k with KVFOLD_DATA",
     ),
 ]
@@ -64,7 +69,13 @@ DepthsOption = Annotated[
     ),
 ]
 TokensOption = Annotated[int, typer.Option(help="Tokens of a text's continuation.")]
-NewTokensOption = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+NewTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of an answer.",
+        show_default="32, or more where one of the sets needs more",
+    ),
+]
 BatchOption = Annotated[
     int,
     typer.Option(help="Samples that are run together, at most: fewer where prompts are long."),
@@ -88,9 +99,7 @@ ResumeOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="Of the samples and of the intervals.")]
 
-_AS_GIVEN = (
-    *("samples", "protocol", "depths", "tokens", "max_new_tokens", "batch", "seed", "baseline"),
-)
+_AS_GIVEN = ("samples", "protocol", "depths", "tokens", "batch", "seed", "baseline")
 """Options that are settings as they stand."""
 
 
@@ -104,7 +113,7 @@ def eval(
     protocol: ProtocolOption = "aware",
     depths: DepthsOption = None,
     tokens: TokensOption = 32,
-    max_new_tokens: NewTokensOption = 32,
+    max_new_tokens: NewTokensOption = None,
     batch: BatchOption = 8,
     baseline: BaselineOption = None,
     dtype: DtypeOption = None,
@@ -134,6 +143,7 @@ def eval(
         budgets=listed(budgets),
         sets=sets,
         lengths=_lengths(length),
+        max_new_tokens=max_new_tokens,
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(settings, folder, resume=resume)
@@ -164,19 +174,24 @@ def _command(options: dict[str, object]) -> str:
     return shlex.join(words)
 
 
-def _settings(*, methods: str | None, sets: str | None, **others: object) -> FidelitySettings:
+def _settings(
+    *, methods: str | None, sets: str | None, max_new_tokens: int | None, **others: object
+) -> FidelitySettings:
     import kvfold.api  # noqa: F401 - registers the methods
     from kvfold.evaluation.fidelity_settings import (
         FidelitySettings,
         MethodSpec,
         default_methods,
     )
-    from kvfold.evaluation.samples import default_sets
+    from kvfold.evaluation.samples import default_sets, expand_sets, tokens_enough
 
     named = default_methods() if methods is None else map(MethodSpec.parse, listed(methods))
+    chosen = default_sets() if sets is None else expand_sets(listed(sets))
+    enough = tokens_enough(chosen) if max_new_tokens is None else max_new_tokens
     return FidelitySettings(
         methods=tuple(named),
-        sets=default_sets() if sets is None else listed(sets),
+        sets=chosen,
+        max_new_tokens=enough,
         **others,  # pyright: ignore[reportArgumentType]
     )
 

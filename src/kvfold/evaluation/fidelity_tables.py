@@ -101,12 +101,18 @@ def grid_rows(cells: Iterable[Cell]) -> list[tuple[str | None, ...]]:
 
 
 def grids(report: Report) -> dict[str, list[Cell]]:
-    """Cells by what stands above their table; none unless lengths, depths or questions differ."""
+    """Cells by what stands above their table.
+
+    Where lengths, depths and questions are as ever, only those of which a share can be found.
+    """
     settings = report.fidelity.settings
-    if len(settings.lengths) == 1 and settings.depths is None and settings.protocol == "aware":
-        return {}
+    is_plain = (
+        len(settings.lengths) == 1 and settings.depths is None and settings.protocol == "aware"
+    )
     found: dict[str, list[Cell]] = {}
     for each in report.cells:
+        if is_plain and each.found is None:
+            continue
         title = f"{each.set}, right answers by length, protocol {settings.protocol}"
         found.setdefault(title, []).append(each)
     return found

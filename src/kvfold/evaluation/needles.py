@@ -42,12 +42,21 @@ class Riddle:
     """The numbers that are asked for."""
     opening: str = ""
     """With what the answer begins."""
+    preface: str = ""
+    """What the document begins with."""
+    in_order: bool = False
+    """Whether the sentences have to stand in their order; no one depth is theirs then."""
+
+
+Haystack = Callable[[Wanted, random.Random], Iterator[tuple[Prose, int]]]
+"""Stretches that needles are hidden in, one a sample: a text, and the token at which each begins;
+at least as many tokens follow as a prompt has."""
 
 
 def single(own: random.Random, text: str) -> Riddle:
     """One number."""
     subject = f"{own.choice(_NUMBERS)} {own.choice(_PLACES)}"
-    (number,) = _numbers(own, text, 1)
+    (number,) = draw_numbers(own, text, 1)
     return Riddle(
         needles=(f" For the record, the {subject} is {number}.",),
         question=f"What is the {subject}?",
@@ -57,7 +66,7 @@ def single(own: random.Random, text: str) -> Riddle:
 
 def multikey(own: random.Random, text: str) -> Riddle:
     """Numbers of several keys, one of which is asked for."""
-    keys, numbers = own.sample(_PLACES, KEYS), _numbers(own, text, KEYS)
+    keys, numbers = own.sample(_PLACES, KEYS), draw_numbers(own, text, KEYS)
     return Riddle(
         needles=tuple(
             f" The special magic number for {key} is {number}."
@@ -71,7 +80,7 @@ def multikey(own: random.Random, text: str) -> Riddle:
 
 def multivalue(own: random.Random, text: str) -> Riddle:
     """Several numbers of one key, all asked for."""
-    key, numbers = own.choice(_PLACES), _numbers(own, text, VALUES)
+    key, numbers = own.choice(_PLACES), draw_numbers(own, text, VALUES)
     return Riddle(
         needles=tuple(
             f" One of the special magic numbers for {key} is: {number}." for number in numbers
@@ -83,40 +92,63 @@ def multivalue(own: random.Random, text: str) -> Riddle:
     )
 
 
+def windows(wanted: Wanted, generator: random.Random) -> Iterator[tuple[Prose, int]]:
+    """Windows of prose, each once."""
+    prose = Prose(wanted.tokenizer, haystack())
+    for begin in prose.windows(wanted.length, generator):
+        yield prose, begin
+
+
 def draw_riddles(
-    name: str, invent: Callable[[random.Random, str], Riddle], wanted: Wanted
+    name: str,
+    invent: Callable[[random.Random, str], Riddle],
+    wanted: Wanted,
+    *,
+    stretches: Haystack = windows,
 ) -> Iterator[Sample]:
-    """Riddles in windows of prose, each window once.
+    """Riddles in stretches of a text.
 
     Args:
         name: Of the set.
         invent: Makes a riddle that no number of a text gives away.
         wanted: What they are made for.
+        stretches: Where they are hidden.
 
     Yields:
-        Samples whose prompts have the exact length; none where there is too little room for prose.
+        Samples whose prompts have the exact length; none where there is too little room for text.
     """
-    prose, generator = Prose(wanted.tokenizer, haystack()), wanted.generator(name)
+    generator = wanted.generator(name)
     phase = generator.random()
-    for index, begin in enumerate(prose.windows(wanted.length, generator)):
+    for index, (prose, begin) in enumerate(stretches(wanted, generator)):
         riddle = invent(wanted.generator(name, index), prose.text)
+        preface = encode(wanted.tokenizer, riddle.preface)
         needles = [encode(wanted.tokenizer, each) for each in riddle.needles]
-        room = wanted.room(riddle.question, riddle.opening) - sum(map(len, needles))
+        taken = len(preface) + sum(map(len, needles))
+        room = wanted.room(riddle.question, riddle.opening) - taken
         if room < wanted.length // 4:
             return
         depth = wanted.depth(index, phase)
-        document = _hide(prose, (begin, begin + room), needles, depth)
-        prompt = wanted.prompt(document, riddle.question, riddle.opening)
-        named = depth if wanted.depths is not None else None
+        depths = _spread(depth, len(needles), in_order=riddle.in_order)
+        hidden = _hide(prose, (begin, begin + room), needles, depths)
+        prompt = wanted.prompt([*preface, *hidden], riddle.question, riddle.opening)
+        named = None if wanted.depths is None or riddle.in_order else depth
         yield task(name, index, prompt, riddle.expected, depth=named)
 
 
+def _spread(depth: float, count: int, *, in_order: bool) -> list[float]:
+    """The depth of the first needle, and others at even distances from it, round the end.
+
+    Those that stand in order have the same depths, from the least to the greatest.
+    """
+    depths = [depth, *((depth + at / count) % 1 for at in range(1, count))]
+    return sorted(depths) if in_order else depths
+
+
 def _hide(
-    prose: Prose, window: tuple[int, int], needles: Sequence[list[int]], depth: float
+    prose: Prose, window: tuple[int, int], needles: Sequence[list[int]], depths: Sequence[float]
 ) -> list[int]:
-    """Put the first needle at its depth, the others at even distances from it, round the end."""
+    """Put each needle where a sentence begins, as near to its depth as possible."""
     begin, end = window
-    depths = [depth, *((depth + at / len(needles)) % 1 for at in range(1, len(needles)))]
     places = [prose.sentence_near(begin + each * (end - begin), begin, end) for each in depths]
     document, done = [], begin
     for place, needle in sorted(zip(places, needles, strict=True), key=lambda pair: pair[0]):
@@ -125,7 +157,7 @@ def _hide(
     return [*document, *prose.tokens[done:end]]
 
 
-def _numbers(own: random.Random, text: str, count: int) -> tuple[str, ...]:
+def draw_numbers(own: random.Random, text: str, count: int) -> tuple[str, ...]:
     """Different numbers of seven digits, none twice in one, that do not stand in a text."""
     found: list[str] = []
     while len(found) < count:

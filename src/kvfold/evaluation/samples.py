@@ -7,8 +7,7 @@ and the worked problems are not among those that are asked.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -17,26 +16,36 @@ from transformers import PreTrainedTokenizerBase
 
 from kvfold.errors import ConfigError
 from kvfold.evaluation.answers import contains_all, contains_one, ends_with_number
+from kvfold.evaluation.arithmetic import draw_sums
 from kvfold.evaluation.needles import draw_riddles, multikey, multivalue, single
-from kvfold.evaluation.prose import Prose, built_in
+from kvfold.evaluation.prose import Prose, built_in, haystack
 from kvfold.evaluation.public_data import (
     GSM8K,
     HOTPOTQA,
     WIKITEXT,
     data_folder,
     problems,
-    questions,
     require_data,
     wikitext,
 )
+from kvfold.evaluation.questions import DOCUMENTS, LINES, draw_questions, fill
+from kvfold.evaluation.ruler import VARIANTS, draw_needles
+from kvfold.evaluation.ruler_counting import draw_common, draw_frequent
+from kvfold.evaluation.ruler_tracking import draw_tracking
 from kvfold.evaluation.sample import Kind, Sample, Wanted, task
 from kvfold.registry import Registry
 from kvfold.text import encode, leading_tokens
 
 VERSION = 1
 """Of the sets: the same version, data, tokenizer and seed give the same samples."""
+REPEATED = 4
+"""The passage that comes again is one part of so many of a prompt of `repetition`."""
 EXEMPLARS = 100
 """So many last problems serve as worked ones, and are never asked."""
+NEW_TOKENS = 32
+"""Most tokens of an answer where a set asks for no more."""
+RULER = "ruler"
+"""Stands for all sets whose names begin with it, but for those whose data is not at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,14 @@ class SampleSet:
     """Whether an answer is right."""
     wants_all: bool = False
     """Whether a right answer has all that is expected; the share that it has counts, too."""
+    new_tokens: int = NEW_TOKENS
+    """Tokens that are enough for a right answer, also where each digit is one."""
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether nothing has to be fetched for it."""
+        folder = data_folder()
+        return self.file is None or (folder is not None and (folder / self.file).is_file())
 
 
 SETS: Registry[SampleSet] = Registry("set")
@@ -62,6 +79,21 @@ SETS: Registry[SampleSet] = Registry("set")
 def default_sets() -> tuple[str, ...]:
     """All sets of public data where there is a folder of it, else those that need none."""
     return ("prose", "niah") if data_folder() is None else ("wikitext", "hotpotqa", "niah", "gsm8k")
+
+
+def expand_sets(names: Iterable[str]) -> tuple[str, ...]:
+    """Sets by name, with the members of a group in its place."""
+    family = tuple(name for name in SETS if name.startswith(f"{RULER}-") and SETS[name].is_at_hand)
+    return tuple(each for name in names for each in (family if name == RULER else (name,)))
+
+
+def tokens_enough(names: Iterable[str]) -> int:
+    """Tokens that are enough for a right answer in every one of some sets.
+
+    Raises:
+        ConfigError: When a set is unknown.
+    """
+    return max((SETS[name].new_tokens for name in names), default=NEW_TOKENS)
 
 
 def require_sets(names: Iterable[str]) -> None:
@@ -134,25 +166,19 @@ def _prose(wanted: Wanted) -> Iterator[Sample]:
     return _texts(wanted, "prose", built_in())
 
 
-def _hotpotqa(wanted: Wanted) -> Iterator[Sample]:
-    """A question, with its evidence among that of other questions; only those that fit."""
-    rows = questions()
-    lines = {line: encode(wanted.tokenizer, f"{line}\n") for row in rows for line in row.evidence}
-    order = list(range(len(rows)))
-    wanted.generator("hotpotqa").shuffle(order)
-    index = 0
-    for row in (rows[number] for number in order):
-        own = wanted.generator("hotpotqa", row.question)
-        question = f"{row.question}\nReply with the answer alone, a few words."
-        room = wanted.room(question) - sum(len(lines[line]) for line in row.evidence)
-        if room < 0:
-            continue
-        others = [line for line in lines if line not in row.evidence]
-        chosen = [*row.evidence, *_fill(own, others, room, lines)]
-        own.shuffle(chosen)
-        prompt = wanted.prompt(chain.from_iterable(lines[line] for line in chosen), question)
-        yield task("hotpotqa", index, prompt, (row.answer,))
-        index += 1
+def _repetition(wanted: Wanted) -> Iterator[Sample]:
+    """A passage and more prose, then the passage again, whose end is the continuation."""
+    prose, first = Prose(wanted.tokenizer, haystack()), leading_tokens(wanted.tokenizer)
+    body = wanted.length - len(first)
+    passage = body // REPEATED
+    again = passage - wanted.tokens
+    if again < 1:
+        return
+    begins = prose.windows(body - again, wanted.generator("repetition"))
+    for index, begin in enumerate(begins):
+        told = prose.tokens[begin : begin + body - again]
+        prompt = [*first, *told, *told[:again]]
+        yield Sample("repetition", index, prompt, told[again:passage], ())
 
 
 def _gsm8k(wanted: Wanted) -> Iterator[Sample]:
@@ -168,7 +194,7 @@ def _gsm8k(wanted: Wanted) -> Iterator[Sample]:
     for problem in asked:
         own = wanted.generator("gsm8k", problem.question)
         question = f"Q: {problem.question}\nWork it out like the others, up to the answer."
-        chosen = _fill(own, worked, wanted.room(question), worked)
+        chosen = fill(own, worked, wanted.room(question), worked)
         if not chosen:
             continue
         prompt = wanted.prompt(chain.from_iterable(worked[text] for text in chosen), question)
@@ -176,40 +202,31 @@ def _gsm8k(wanted: Wanted) -> Iterator[Sample]:
         index += 1
 
 
-def _fill(
-    generator: random.Random, texts: Iterable[str], room: int, tokens: dict[str, list[int]]
-) -> list[str]:
-    """Texts in random order, as many as there is room for."""
-    left, chosen = list(texts), []
-    generator.shuffle(left)
-    for text in left:
-        if len(tokens[text]) <= room:
-            chosen.append(text)
-            room -= len(tokens[text])
-    return chosen
+def _all_of(draw: Callable[[Wanted], Iterator[Sample]], new_tokens: int = NEW_TOKENS) -> SampleSet:
+    """A task whose right answers have all that is expected."""
+    return SampleSet("task", draw, is_right=contains_all, wants_all=True, new_tokens=new_tokens)
 
 
-def _register(sets: Sequence[tuple[str, SampleSet]]) -> None:
-    for name, each in sets:
+def _register(sets: Mapping[str, SampleSet]) -> None:
+    for name, each in sets.items():
         SETS.register(name, each)
 
 
 _register(
-    [
-        ("wikitext", SampleSet("text", _wikitext, WIKITEXT)),
-        ("hotpotqa", SampleSet("task", _hotpotqa, HOTPOTQA)),
-        ("niah", SampleSet("task", partial(draw_riddles, "niah", single))),
-        ("gsm8k", SampleSet("task", _gsm8k, GSM8K, ends_with_number)),
-        ("prose", SampleSet("text", _prose)),
-        ("niah-multikey", SampleSet("task", partial(draw_riddles, "niah-multikey", multikey))),
-        (
-            "niah-multivalue",
-            SampleSet(
-                "task",
-                partial(draw_riddles, "niah-multivalue", multivalue),
-                is_right=contains_all,
-                wants_all=True,
-            ),
-        ),
-    ]
+    {
+        "wikitext": SampleSet("text", _wikitext, WIKITEXT),
+        "hotpotqa": SampleSet("task", partial(draw_questions, "hotpotqa", LINES), HOTPOTQA),
+        "niah": SampleSet("task", partial(draw_riddles, "niah", single)),
+        "gsm8k": SampleSet("task", _gsm8k, GSM8K, ends_with_number),
+        "prose": SampleSet("text", _prose),
+        "repetition": SampleSet("text", _repetition),
+        "arithmetic": SampleSet("task", partial(draw_sums, "arithmetic"), None, ends_with_number),
+        "niah-multikey": SampleSet("task", partial(draw_riddles, "niah-multikey", multikey)),
+        "niah-multivalue": _all_of(partial(draw_riddles, "niah-multivalue", multivalue)),
+        **{name: _all_of(partial(draw_needles, name), 48) for name in VARIANTS},
+        "ruler-vt": _all_of(partial(draw_tracking, "ruler-vt", chains=1, hops=4), 40),
+        "ruler-cwe": _all_of(partial(draw_common, "ruler-cwe"), 64),
+        "ruler-fwe": _all_of(partial(draw_frequent, "ruler-fwe")),
+        "ruler-qa": SampleSet("task", partial(draw_questions, "ruler-qa", DOCUMENTS), HOTPOTQA),
+    }
 )
