@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install -qq
 MADE := $(VENV)/.kvfold-made
 INSTALLED := $(VENV)/.kvfold-installed
 TOOLS := $(VENV)/.kvfold-tools
+HARNESS := $(VENV)/.kvfold-harness
+PAGES := $(VENV)/.kvfold-docs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -27,7 +29,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-oldest lint bench install model clean
+.PHONY: help demo test test-full test-oldest lint docs bench install harness model clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -50,11 +52,16 @@ lint: $(TOOLS) ## check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(PAGES) ## build the documentation into build/site, links and references checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(INSTALLED) ## measure decode and prefill against the full cache
 	@$(BIN)/kvfold bench decode --out $(BENCH)
 	@$(BIN)/kvfold bench prefill --out $(BENCH)
 
 install: $(TOOLS) ## make the environment, with the tools for tests and linting
+
+harness: $(HARNESS) ## add lm-evaluation-harness (700 MB) to it, whose model `make test` then tests too
 
 clean: ## remove the environments, caches and results; the default model stays
 	@rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis build dist $(DEMO) $(BENCH)
@@ -82,4 +89,14 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(MADE)
 $(TOOLS): $(INSTALLED)
 	@echo "kvfold: installing the tools for tests and linting"
 	@$(PIP) -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(PAGES): $(TOOLS)
+	@echo "kvfold: installing the tools for the documentation"
+	@$(PIP) -c $(CONSTRAINTS) -e ".[docs]"
+	@touch $@
+
+$(HARNESS): $(TOOLS)
+	@echo "kvfold: installing lm-evaluation-harness"
+	@$(PIP) -c $(CONSTRAINTS) -e ".[harness]"
 	@touch $@

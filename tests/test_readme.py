@@ -1,16 +1,15 @@
 """What the README shows runs as it stands there."""
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 import kvfold
-from kvfold.cache import CACHE_KEYWORD
 from kvfold.cli import main
+from tests.documents import ROOT, blocks, for_this_transformers
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICK = {
     "compare": ["--max-new-tokens", "4", "--methods", "full,streaming"],
     "generate": ["--max-new-tokens", "4"],
@@ -24,17 +23,13 @@ QUICK = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
 def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    lines = [line for block in blocks(README, "bash") for line in block.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("kvfold ")]
 
 
 def test_there_is_something_to_run():
-    assert len(blocks("python")) == 3
+    assert len(blocks(README, "python")) == 3
     assert {command[0] for command in commands()} == set(QUICK)
 
 
@@ -44,8 +39,8 @@ def test_the_python_runs(
 ):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks("python"):
-        exec(block.replace("cache=", f"{CACHE_KEYWORD}="), names)
+    for block in blocks(README, "python"):
+        exec(for_this_transformers(block), names)
     assert "France" in capsys.readouterr().out
     assert isinstance(names["cache"], kvfold.KVCache)
 
