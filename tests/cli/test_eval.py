@@ -46,7 +46,7 @@ def test_tables_files_and_resuming(
     assert said.startswith("  0% prose 1 to 2: full\n")
     assert "eval.json" in said
     names = sorted(path.name for path in out.iterdir())
-    assert names == ["eval.json", "eval.md", "eval.png", "results.jsonl"]
+    assert names == ["eval.html", "eval.json", "eval.md", "eval.png", "results.jsonl"]
     document = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert document["command"].startswith(f"kvfold eval --model {model} --methods streaming,small=")
     assert "--baseline small" in document["command"]
@@ -70,7 +70,15 @@ def test_needles_by_length_and_depth_with_the_question_later(
     assert "niah-multikey.png" in said
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [
-        *("eval.json", "eval.md", "eval.png", "niah-multikey.png", "niah.png", "results.jsonl"),
+        *(
+            "eval.html",
+            "eval.json",
+            "eval.md",
+            "eval.png",
+            "niah-multikey.png",
+            "niah.png",
+            "results.jsonl",
+        ),
     ]
     document = json.loads((tmp_path / "eval.json").read_text(encoding="utf-8"))
     assert "--length 700,800 --protocol agnostic --depths 2" in document["command"]

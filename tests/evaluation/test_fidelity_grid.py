@@ -14,10 +14,11 @@ from kvfold.evaluation.fidelity import Fidelity, Subject
 from kvfold.evaluation.fidelity_export import write_report
 from kvfold.evaluation.fidelity_grid import Cell, grid
 from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
+from kvfold.evaluation.fidelity_pages import markdown
 from kvfold.evaluation.fidelity_report import Report, report_of, summarize
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
-from kvfold.evaluation.fidelity_tables import grids, markdown
+from kvfold.evaluation.fidelity_tables import grids
 from kvfold.evaluation.statistics import Share
 from tests.evaluation.test_fidelity_report import ROWS as PLAIN
 from tests.evaluation.test_fidelity_report import row
@@ -115,7 +116,13 @@ def test_plain_evaluations_show_only_shares_that_are_found(report: Report) -> No
 
 def test_pictures_show_depth_by_length(report: Report, tmp_path: Path) -> None:
     paths = write_report(report, tmp_path)
-    assert [path.name for path in paths] == ["eval.json", "eval.md", "eval.png", "niah.png"]
+    assert [path.name for path in paths] == [
+        "eval.json",
+        "eval.html",
+        "eval.md",
+        "eval.png",
+        "niah.png",
+    ]
     document = json.loads(paths[0].read_text(encoding="utf-8"))
     assert document["settings"]["protocol"] == "agnostic"
     assert document["settings"]["lengths"] == [100, 200]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from matplotlib.image import imread
 
 from kvfold.evaluation.fidelity import Fidelity, Subject
 from kvfold.evaluation.fidelity_export import write_report
+from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import (
     Report,
     Summary,
@@ -20,7 +24,7 @@ from kvfold.evaluation.fidelity_report import (
 )
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
-from kvfold.evaluation.fidelity_tables import markdown
+from kvfold.evaluation.fidelity_tables import parts
 
 
 def row(method: str, name: str, index: int, kl: float | None, **options: object) -> Row:
@@ -149,8 +153,54 @@ def test_markdown_has_every_group_and_difference(report: Report) -> None:
         assert expected in text
 
 
+class Reader(HTMLParser):
+    """What a browser makes of a page: rows of cells, pictures, and whether all is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.pictures: dict[str, bytes] = {}
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        facts = dict(attrs)
+        if tag == "img":
+            kind, _, data = str(facts["src"]).partition(",")
+            assert kind == "data:image/png;base64"
+            self.pictures[str(facts["alt"])] = b64decode(data, validate=True)
+        elif tag != "meta":
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] in (["td"], ["th"]):
+            self.rows[-1].append(data)
+
+
+def test_the_page_has_all_tables_and_pictures(report: Report) -> None:
+    pictures = {"eval.png": b"\x89PNG", "a<b&.png": b"\x00"}
+    page = Reader(html(report, pictures))
+    assert page.pictures == pictures
+    tables = [part.table for part in parts(report) if part.table is not None]
+    expected = [row for table in tables for row in (table.columns, *table.rows)]
+    assert page.rows == [["-" if cell is None else cell for cell in row] for row in expected]
+
+
+def test_names_cannot_write_into_the_page(report: Report) -> None:
+    subject = replace(report.fidelity.subject, model="<script>alert(1)</script>")
+    hostile = replace(report, fidelity=replace(report.fidelity, subject=subject))
+    assert "<script" not in html(hostile, {})
+
+
 def test_files_say_what_was_found(report: Report, tmp_path: Path) -> None:
-    numbers, tables, chart = write_report(report, tmp_path / "new")
+    numbers, page, tables, chart = write_report(report, tmp_path / "new")
     document = json.loads(numbers.read_text(encoding="utf-8"))
     assert document["settings"]["baseline"] == "distill"
     assert document["settings"]["methods"][0]["label"] == "h2o"
@@ -159,6 +209,7 @@ def test_files_say_what_was_found(report: Report, tmp_path: Path) -> None:
     assert document["environment"]["commit"] == report.fidelity.environment["commit"]
     assert {each["verdict"] for each in document["differences"]} >= {"nearer to full"}
     assert tables.read_text(encoding="utf-8") == markdown(report)
+    assert page.read_text(encoding="utf-8") == html(report, {"eval.png": chart.read_bytes()})
     pixels = imread(io.BytesIO(chart.read_bytes()))
     assert min(pixels.shape[:2]) > 200
     assert pixels.std() > 0.05

@@ -83,8 +83,8 @@ BatchOption = Annotated[
 OutOption = Annotated[
     str,
     typer.Option(
-        help="Folder for results.jsonl, eval.json, eval.md, eval.png and, with --depths, a picture "
-        "of each set of needles.",
+        help="Folder for results.jsonl, the page eval.html, eval.json, eval.md, eval.png and, with "
+        "--depths, a picture of each set of needles.",
         metavar="DIR",
     ),
 ]

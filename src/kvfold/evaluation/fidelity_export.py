@@ -8,12 +8,15 @@ from pathlib import Path
 from kvfold.artifacts import json_text, write_files
 from kvfold.evaluation.fidelity_chart import draw
 from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
+from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import Report
-from kvfold.evaluation.fidelity_tables import markdown
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write `eval.json`, `eval.md`, `eval.png`, and `SET.png` where needles have named depths.
+    """Write `eval.json`, the page `eval.html` with all tables and pictures, and these alone.
+
+    The tables are `eval.md`, the chart is `eval.png`, and where needles have named depths the
+    answers by depth and length are `SET.png`.
 
     Args:
         report: An evaluation with its statistics.
@@ -25,8 +28,12 @@ def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     Raises:
         ArtifactError: When the folder cannot be written to.
     """
-    texts = {"eval.json": json_text(report.to_dict()), "eval.md": markdown(report)}
     pictures = {"eval.png": draw(report), **_heatmaps(report)}
+    texts = {
+        "eval.json": json_text(report.to_dict()),
+        "eval.html": html(report, pictures),
+        "eval.md": markdown(report),
+    }
     return write_files(
         folder,
         {name: _text_writer(text) for name, text in texts.items()}

@@ -1,12 +1,38 @@
-"""An evaluation of fidelity as tables of text: for a terminal and for Markdown."""
+"""An evaluation of fidelity as tables of text, for a terminal and for pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from kvfold.evaluation.fidelity_grid import Cell
 from kvfold.evaluation.fidelity_report import Difference, Report, Summary
 from kvfold.evaluation.statistics import Interval, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells of text."""
+
+    columns: Sequence[str]
+    """What stands above them."""
+    rows: Sequence[Sequence[str | None]]
+    """None where there is nothing to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a report."""
+
+    title: str
+    """What stands above it."""
+    text: str | None = None
+    """What it says, or what the columns of its table and of those before mean."""
+    command: str | None = None
+    """What makes the report again."""
+    table: Table | None = None
+    """Its numbers."""
+
 
 COLUMNS = (
     "method",
@@ -131,38 +157,34 @@ def title_of(group: str, summaries: Sequence[Summary]) -> str:
     return f"{group}: {summaries[0].samples} samples"
 
 
-def markdown(report: Report) -> str:
-    """The whole report as Markdown."""
+def parts(report: Report) -> list[Part]:
+    """The whole report, in order."""
     subject, settings = report.fidelity.subject, report.fidelity.settings
     commit = report.fidelity.environment.get("commit") or "an installed package"
-    parts = [
-        "# Fidelity to the full cache",
-        f"Model {subject.model} ({subject.dtype} on {subject.device}), prompts of up to "
-        f"{_listed(settings.lengths)} tokens, protocol {settings.protocol}, {settings.samples} "
-        f"samples a set{' and length' if len(settings.lengths) > 1 else ''}, {settings.tokens} "
-        f"forced tokens a text, answers of up to {settings.max_new_tokens} tokens, seed "
-        f"{settings.seed}; kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
-        f"```\n{report.fidelity.command}\n```",
+    found = [
+        Part(
+            "Fidelity to the full cache",
+            f"Model {subject.model} ({subject.dtype} on {subject.device}), prompts of up to "
+            f"{_listed(settings.lengths)} tokens, protocol {settings.protocol}, {settings.samples} "
+            f"samples a set{' and length' if len(settings.lengths) > 1 else ''}, {settings.tokens} "
+            f"forced tokens a text, answers of up to {settings.max_new_tokens} tokens, seed "
+            f"{settings.seed}; kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
+            command=report.fidelity.command,
+        )
     ]
     for group, summaries in by_group(report.summaries).items():
-        parts += [f"## {title_of(group, summaries)}", _table(COLUMNS, summary_rows(summaries))]
-    parts.append(LEGEND)
+        table = Table(COLUMNS, summary_rows(summaries))
+        found.append(Part(title_of(group, summaries), table=table))
+    found[-1] = replace(found[-1], text=LEGEND)
     for title, cells in grids(report).items():
-        parts += [f"## {title}", _table(GRID_COLUMNS, grid_rows(cells))]
+        found.append(Part(title, table=Table(GRID_COLUMNS, grid_rows(cells))))
     if grids(report):
-        parts.append(GRID_LEGEND)
+        found[-1] = replace(found[-1], text=GRID_LEGEND)
     if report.differences:
-        parts.append(f"## {settings.compared_with} against the others, sample by sample")
-        parts.append(_table(DIFFERENCE_COLUMNS, difference_rows(report.differences)))
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(
-        "| " + " | ".join("-" if cell is None else cell.replace("|", r"\|") for cell in line) + " |"
-        for line in lines
-    )
+        title = f"{settings.compared_with} against the others, sample by sample"
+        table = Table(DIFFERENCE_COLUMNS, difference_rows(report.differences))
+        found.append(Part(title, table=table))
+    return found
 
 
 def _listed(lengths: Sequence[int]) -> str:
