@@ -159,9 +159,9 @@ def test_resume_takes_other_lengths_as_they_are(
     batches: list[list[int]] = []
     refer = BatchRunner.refer
 
-    def count(self, batch):
+    def count(self, batch, *, limit):
         batches.append([len(sample.prompt) for sample in batch])
-        return refer(self, batch)
+        return refer(self, batch, limit=limit)
 
     monkeypatch.setattr(BatchRunner, "refer", count)
     again = evaluate(model, TOKENIZER, SETTINGS, folder=evaluated[1], resume=True)
@@ -178,9 +178,9 @@ def test_one_batch_is_in_memory_at_a_time(
     others: list[int] = []
     refer = BatchRunner.refer
 
-    def count(self, batch):
+    def count(self, batch, *, limit):
         others.append(len(alive))
-        reference = refer(self, batch)
+        reference = refer(self, batch, limit=limit)
         alive.add(reference.prompts)
         return reference
 

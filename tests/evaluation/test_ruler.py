@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from kvfold.errors import ConfigError
 from kvfold.evaluation import ruler
 from kvfold.evaluation.answers import found_share
+from kvfold.evaluation.fidelity_settings import FidelitySettings
 from kvfold.evaluation.ruler import NOISE, VARIANTS
 from kvfold.evaluation.ruler_words import ADJECTIVES, NOUNS, VERBS, draw_keys, draw_words
 from kvfold.evaluation.sample import Sample, Wanted
-from kvfold.evaluation.samples import SETS, draw_samples, expand_sets, tokens_enough
+from kvfold.evaluation.samples import SETS, draw_samples, expand_sets
 from kvfold.text import SHOWN, reference_text
 from tests.evaluation.prompts import TOKENIZER, parts
 from tests.evaluation.public import write_data
@@ -197,12 +199,12 @@ def test_the_group_is_all_whose_data_is_at_hand(
     assert expand_sets(["ruler"]) == (*made, "ruler-qa")
 
 
-def test_answers_may_be_as_long_as_the_longest_set_needs() -> None:
-    assert tokens_enough(["niah", "prose", "ruler-qa"]) == 32
-    assert tokens_enough(["niah", "ruler-single-3"]) == 48
-    assert tokens_enough(expand_sets(["ruler"])) == 64
-    with pytest.raises(ConfigError, match="unknown set 'riddle'"):
-        tokens_enough(["riddle"])
+def test_answers_may_be_as_long_as_each_set_needs() -> None:
+    names = ("niah", "ruler-single-3", "ruler-vt", "ruler-cwe", "prose")
+    asked = FidelitySettings(sets=names, tokens=7)
+    assert [asked.tokens_after(name) for name in names] == [32, 48, 40, 64, 7]
+    asked = replace(asked, max_new_tokens=5)
+    assert [asked.tokens_after(name) for name in names] == [5, 5, 5, 5, 7]
 
 
 def test_words_are_different_and_keys_are_new_to_a_text() -> None:

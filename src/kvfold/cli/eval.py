@@ -73,7 +73,7 @@ NewTokensOption = Annotated[
     int | None,
     typer.Option(
         help="Most tokens of an answer.",
-        show_default="32, or more where one of the sets needs more",
+        show_default="what each set needs: 32, and more in some of RULER's",
     ),
 ]
 BatchOption = Annotated[
@@ -99,7 +99,9 @@ ResumeOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="Of the samples and of the intervals.")]
 
-_AS_GIVEN = ("samples", "protocol", "depths", "tokens", "batch", "seed", "baseline")
+_AS_GIVEN = (
+    *("samples", "protocol", "depths", "tokens", "max_new_tokens", "batch", "seed", "baseline"),
+)
 """Options that are settings as they stand."""
 
 
@@ -143,7 +145,6 @@ def eval(
         budgets=listed(budgets),
         sets=sets,
         lengths=_lengths(length),
-        max_new_tokens=max_new_tokens,
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(settings, folder, resume=resume)
@@ -174,24 +175,19 @@ def _command(options: dict[str, object]) -> str:
     return shlex.join(words)
 
 
-def _settings(
-    *, methods: str | None, sets: str | None, max_new_tokens: int | None, **others: object
-) -> FidelitySettings:
+def _settings(*, methods: str | None, sets: str | None, **others: object) -> FidelitySettings:
     import kvfold.api  # noqa: F401 - registers the methods
     from kvfold.evaluation.fidelity_settings import (
         FidelitySettings,
         MethodSpec,
         default_methods,
     )
-    from kvfold.evaluation.samples import default_sets, expand_sets, tokens_enough
+    from kvfold.evaluation.samples import default_sets, expand_sets
 
     named = default_methods() if methods is None else map(MethodSpec.parse, listed(methods))
-    chosen = default_sets() if sets is None else expand_sets(listed(sets))
-    enough = tokens_enough(chosen) if max_new_tokens is None else max_new_tokens
     return FidelitySettings(
         methods=tuple(named),
-        sets=chosen,
-        max_new_tokens=enough,
+        sets=default_sets() if sets is None else expand_sets(listed(sets)),
         **others,  # pyright: ignore[reportArgumentType]
     )
 

@@ -157,7 +157,6 @@ class _Judge:
         self._runner = BatchRunner(
             model,
             tokenizer,
-            max_new_tokens=settings.max_new_tokens,
             protocol=settings.protocol,
         )
         self._identity = fingerprint(model)
@@ -249,7 +248,8 @@ class _Judge:
             return
         full, *others = self._runs
         yield f"{batch.name}: {full.spec.label}", 0.0
-        reference = self._runner.refer(batch.samples)
+        limit = self._settings.answer_tokens(batch.samples[0].set)
+        reference = self._runner.refer(batch.samples, limit=limit)
         self._keep(full, batch, Found.of_full(reference), reference)
         for run in (run for run in others if run in missing):
             yield (
@@ -328,7 +328,7 @@ class _Judge:
                 "sample": sample.facts(),
                 "length": length,
                 "seed": self._settings.seed,
-                "max_new_tokens": self._settings.max_new_tokens,
+                "max_new_tokens": self._settings.answer_tokens(sample.set),
             }
         )
 

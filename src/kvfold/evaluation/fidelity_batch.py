@@ -35,6 +35,8 @@ class Reference:
     """After each forced token, `[B, V]`."""
     answers: list[Answer] | None
     """Its own; None for texts."""
+    limit: int
+    """Most tokens of an answer."""
     report: CacheReport
     """What it held after the prompts."""
 
@@ -71,7 +73,6 @@ class BatchRunner:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_new_tokens: int,
         protocol: Protocol = "aware",
     ) -> None:
         """Note what is run.
@@ -79,18 +80,21 @@ class BatchRunner:
         Args:
             model: An attached model.
             tokenizer: Its tokenizer.
-            max_new_tokens: Most tokens of an answer.
             protocol: Whether questions are read with the rest or later; all of a batch have one
                 length if later.
         """
         self._model, self._protocol = model, protocol
-        self._limit = max_new_tokens
         self._stop = stop_tokens(model, tokenizer)
         pad = tokenizer.pad_token_id
         self._pad = pad if isinstance(pad, int) else 0
 
-    def refer(self, samples: Sequence[Sample]) -> Reference:
-        """Let the full cache read a batch, and continue it."""
+    def refer(self, samples: Sequence[Sample], *, limit: int) -> Reference:
+        """Let the full cache read a batch, and continue it.
+
+        Args:
+            samples: All of one kind.
+            limit: Most tokens of an answer, its own and those of methods that it is compared with.
+        """
         prompts = PromptBatch(
             self._model,
             [sample.prompt for sample in samples],
@@ -103,12 +107,12 @@ class BatchRunner:
         if samples[0].kind == "text":
             forced = torch.tensor(follow, device=self._model.device)
             logits = [decoder.feed(tokens) for tokens in forced.T]
-            return Reference(prompts, forced, list(map(len, follow)), logits, None, report)
-        answers, logits = answer_greedily(decoder, limit=self._limit, stop=self._stop)
+            return Reference(prompts, forced, list(map(len, follow)), logits, None, limit, report)
+        answers, logits = answer_greedily(decoder, limit=limit, stop=self._stop)
         rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
         forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
         lengths = [len(answer.tokens) for answer in answers]
-        return Reference(prompts, forced, lengths, logits, answers, report)
+        return Reference(prompts, forced, lengths, logits, answers, limit, report)
 
     def compare(self, cache: KVCache, reference: Reference) -> Found:
         """Let a method's cache hold the batch, and force what the full cache has seen.
@@ -132,7 +136,7 @@ class BatchRunner:
         divergences, agreements = self._cut(reference, distances, found)
         answers = None
         if free is not None and reference.answers is not None:
-            answers = self._answers(free, reference.answers, found.tolist())
+            answers = self._answers(free, reference, found.tolist())
         return Found(divergences, agreements, answers, report)
 
     def _cut(
@@ -155,9 +159,10 @@ class BatchRunner:
         return [numbers for numbers, _ in cut], [same for _, same in cut]
 
     def _answers(
-        self, decoder: BatchDecoder, expected: list[Answer], found: list[list[int]]
+        self, decoder: BatchDecoder, reference: Reference, found: list[list[int]]
     ) -> list[Answer]:
         """The method's answers; only the rows that leave the full cache's have to be decoded."""
+        expected = reference.answers or []
         answers = list(expected)
         rows = [
             row
@@ -166,7 +171,7 @@ class BatchRunner:
         ]
         if rows:
             decoder.select(rows)
-            own, _ = answer_greedily(decoder, limit=self._limit, stop=self._stop)
+            own, _ = answer_greedily(decoder, limit=reference.limit, stop=self._stop)
             for row, answer in zip(rows, own, strict=True):
                 answers[row] = answer
         return answers

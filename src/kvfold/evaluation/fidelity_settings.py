@@ -92,8 +92,8 @@ class FidelitySettings:
     """Tokens of a prompt, at most; with protocol `agnostic`, of prompt and answer together."""
     tokens: int = 32
     """Tokens of a text's continuation."""
-    max_new_tokens: int = 32
-    """Most tokens of an answer."""
+    max_new_tokens: int | None = None
+    """Most tokens of an answer; without it, what each set needs."""
     protocol: Protocol = "aware"
     """Whether caches are cut after they have read the question, or before."""
     depths: int | None = None
@@ -108,7 +108,8 @@ class FidelitySettings:
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, before anything long starts."""
         numbers = [
-            *((name, getattr(self, name)) for name in ("samples", "tokens", "max_new_tokens")),
+            *((name, getattr(self, name)) for name in ("samples", "tokens")),
+            *([] if self.max_new_tokens is None else [("max_new_tokens", self.max_new_tokens)]),
             *(("length", length) for length in self.lengths),
             ("batch", self.batch),
         ]
@@ -162,7 +163,11 @@ class FidelitySettings:
 
     def tokens_after(self, name: str) -> int:
         """Most tokens that follow a prompt of a set."""
-        return self.tokens if SETS[name].kind == "text" else self.max_new_tokens
+        return self.tokens if SETS[name].kind == "text" else self.answer_tokens(name)
+
+    def answer_tokens(self, name: str) -> int:
+        """Most tokens of an answer in a set."""
+        return SETS[name].new_tokens if self.max_new_tokens is None else self.max_new_tokens
 
     def batch_at(self, length: int) -> int:
         """Samples of a length that are run together, so that what they hold stays bounded."""
@@ -191,7 +196,8 @@ class FidelitySettings:
 
     def to_dict(self) -> dict[str, object]:
         """The settings as plain data."""
-        return {**asdict(self), "baseline": self.compared_with}
+        answers = {name: self.answer_tokens(name) for name in self.sets}
+        return {**asdict(self), "baseline": self.compared_with, "answer_tokens": answers}
 
 
 def _normal(budget: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kvfold.evaluation.fidelity_grid import Cell
 from kvfold.evaluation.fidelity_report import Difference, Report, Summary
+from kvfold.evaluation.fidelity_settings import FidelitySettings
 from kvfold.evaluation.statistics import Interval, Share
 
 
@@ -167,7 +168,7 @@ def parts(report: Report) -> list[Part]:
             f"Model {subject.model} ({subject.dtype} on {subject.device}), prompts of up to "
             f"{_listed(settings.lengths)} tokens, protocol {settings.protocol}, {settings.samples} "
             f"samples a set{' and length' if len(settings.lengths) > 1 else ''}, {settings.tokens} "
-            f"forced tokens a text, answers of up to {settings.max_new_tokens} tokens, seed "
+            f"forced tokens a text, answers of up to {_limits(settings)} tokens, seed "
             f"{settings.seed}; kvfold {report.fidelity.environment.get('kvfold')}, {commit}.",
             command=report.fidelity.command,
         )
@@ -185,6 +186,10 @@ def parts(report: Report) -> list[Part]:
         table = Table(DIFFERENCE_COLUMNS, difference_rows(report.differences))
         found.append(Part(title, table=table))
     return found
+
+
+def _limits(settings: FidelitySettings) -> str:
+    return _listed(sorted({settings.answer_tokens(name) for name in settings.sets}))
 
 
 def _listed(lengths: Sequence[int]) -> str:

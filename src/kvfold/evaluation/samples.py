@@ -87,15 +87,6 @@ def expand_sets(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(each for name in names for each in (family if name == RULER else (name,)))
 
 
-def tokens_enough(names: Iterable[str]) -> int:
-    """Tokens that are enough for a right answer in every one of some sets.
-
-    Raises:
-        ConfigError: When a set is unknown.
-    """
-    return max((SETS[name].new_tokens for name in names), default=NEW_TOKENS)
-
-
 def require_sets(names: Iterable[str]) -> None:
     """Refuse unknown sets, and those whose data cannot be had.
 
