@@ -4,7 +4,7 @@
 #
 #     KVFOLD_DATA=FOLDER bench/needles.sh OUT
 #
-# Leaves a report in OUT/budgets, OUT/methods, OUT/ablations and OUT/several. Called again it goes on
+# Leaves a report in OUT/budgets, OUT/ends, OUT/methods, OUT/ablations and OUT/several. Called again it goes on
 # where it stopped; all of it takes some hours on two cores.
 set -eu
 
@@ -20,7 +20,8 @@ look() {
         --sets "$2" --length "$3" --budgets "$4" --methods "$5"
 }
 
-look budgets niah 1024,2048,4096,8192 0.05,0.1,0.15,0.2 sekv
+look budgets niah 1024,2048,4096,8192 0.1,0.15 sekv
+look ends niah 1024,2048,4096 0.05,0.2 sekv
 look methods niah 1024,2048,4096,8192 0.15 "sekv,$evicting"
 look ablations niah 2048 0.15 "$ablations"
 look several niah-multikey,niah-multivalue 2048 0.15 "sekv,$evicting"

@@ -116,7 +116,10 @@ def test_the_examples_of_a_module_run(
     )
     runner = doctest.DocTestRunner(Checker(), verbose=False)
     said: list[str] = []
-    for test in doctest.DocTestFinder().find(module, globs=granted(module, names)):
+    tests = doctest.DocTestFinder().find(module, globs=granted(module, names))
+    # Those that are marked to be skipped count, too.
+    assert sum(len(test.examples) for test in tests) == path.read_text("utf-8").count(">>> ")
+    for test in tests:
         for example in test.examples:
             for said_so, instead in STAND_INS.items():
                 example.source = example.source.replace(said_so, instead)

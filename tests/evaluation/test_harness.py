@@ -168,6 +168,7 @@ def test_options_of_a_method_are_arguments_of_the_model(folder: Path) -> None:
     [
         ({"method": "nothing"}, ConfigError, "nothing"),
         ({"method": "h2o", "budget": 3}, BudgetError, "below the minimum of 8"),
+        ({"method": "h2o", "budget": "1MiB"}, BudgetError, "shared by the rows of a batch"),
         ({"method": "h2o", "option.depth": 2}, ConfigError, "no option 'depth'"),
     ],
 )
@@ -176,6 +177,14 @@ def test_what_cannot_be_used_is_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=message):
         KVFoldLM(pretrained=str(folder / "model"), device="cpu", **arguments)
+
+
+def test_caches_that_only_try_a_batch_are_not_counted(folder: Path) -> None:
+    sizes = {"batch_size": "auto", "max_batch_size": 2, "max_length": 64}
+    settings = {"method": "h2o", "budget": 0.5, "device": "cpu", **sizes}
+    model = KVFoldLM(pretrained=str(folder / "model"), **settings)
+    assert model._detect_batch_size() == 2
+    assert model.get_model_info()["kvfold_held"]["caches"] == 0
 
 
 def test_answers_are_kept_for_lm_evals_own_cache(folder: Path) -> None:
@@ -206,7 +215,7 @@ def test_the_entry_point_names_the_model() -> None:
 
 
 def arguments_of(folder: Path, model: str) -> list[str]:
-    given = ["run", "--model", "kvfold", "--model_args", f"pretrained={folder / 'model'},{model}"]
+    given = ["--model", "kvfold", "--model_args", f"pretrained={folder / 'model'},{model}"]
     given += ["--tasks", CHOICE, "--include_path", str(folder / "tasks")]
     return [*given, "--device", "cpu", "--batch_size", "3"]
 

@@ -118,7 +118,9 @@ def test_sums_are_asked_after_others(offline: None) -> None:
         assert sample.expected == (str(int(asked[1]) + int(asked[2])),)
         assert 500 - len("10 + 10 = 100\n") < len(sample.prompt) <= 500
     assert SETS["arithmetic"].is_right(("83",), " 83\n")
-    assert not SETS["arithmetic"].is_right(("83",), " 84")
+    assert SETS["arithmetic"].is_right(("83",), " 83\n12 + 30 = 42")
+    assert not SETS["arithmetic"].is_right(("83",), " 84\n41 + 42 = 83")
+    assert not SETS["arithmetic"].is_right(("83",), "many")
 
 
 def test_built_in_prose_is_not_what_training_sees(offline: None) -> None:

@@ -13,20 +13,21 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Has torch ask Linux for large pages, with which a CPU reads weights and caches faster."""
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "THP_MEM_ALLOC_ENABLE": "1",
+    **LARGE_PAGES,
 }
-"""Set unless the user has set them; libraries read them when they are imported. The last has torch
-ask Linux for large pages, with which a CPU reads weights and caches faster."""
+"""Set unless the user has set them; libraries read them when they are imported."""
 
 SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Set too where other work may keep cores busy, since threads that wait actively then wait for
-whole time slices. A measurement needs the machine to itself, and runs as a user's program does."""
+whole time slices. A measurement needs the machine to itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

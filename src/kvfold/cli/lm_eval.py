@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from kvfold.cli import SHARED
+from kvfold.cli import LARGE_PAGES, SHARED
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
         0 when it worked, 2 for a user's error, 1 for a failure. What lm-eval itself refuses ends as
         it does there.
     """
-    for name, value in SHARED.items():
+    for name, value in (SHARED | LARGE_PAGES).items():
         os.environ.setdefault(name, value)
     from kvfold.cli.failures import explain
     from kvfold.errors import KVFoldError

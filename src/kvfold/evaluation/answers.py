@@ -44,10 +44,20 @@ def ends_with_number(expected: Iterable[str], answer: str) -> bool:
     return last is not None and any(_value(each) == last for each in expected)
 
 
+def begins_with_number(expected: Iterable[str], answer: str) -> bool:
+    """Whether the first number of an answer is one of some, whatever it goes on with."""
+    first = next(iter(_numbers(answer)), None)
+    return first is not None and any(_value(each) == first for each in expected)
+
+
 def last_number(answer: str) -> Decimal | None:
     """The last number that stands in a text; None where there is none."""
+    return next(iter(_numbers(answer)[::-1]), None)
+
+
+def _numbers(answer: str) -> list[Decimal | None]:
     found = re.findall(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?", answer)
-    return _value(found[-1]) if found else None
+    return [_value(each) for each in found]
 
 
 def find_fault(

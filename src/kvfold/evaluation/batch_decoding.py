@@ -84,6 +84,26 @@ class BatchDecoder:
         self._mask = None if self._mask is None else self._mask[indices]
 
 
+def left_padded(
+    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Prompts side by side, `[B, N]`, shorter ones padded on the left.
+
+    Args:
+        prompts: B of them.
+        pad: The token to pad with.
+        device: Where to.
+
+    Returns:
+        Tokens, and 1 for tokens and 0 for padding; None where there is no padding.
+    """
+    width = max(map(len, prompts))
+    rows = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+    return torch.tensor(rows, device=device), None if bool(mask.all()) else mask
+
+
 class PromptBatch:
     """A batch of prompts that the full cache has read."""
 
@@ -104,13 +124,10 @@ class PromptBatch:
             question: Last tokens of every prompt, fewer than it has, that each cache reads later,
                 in a forward of their own.
         """
-        width = max(map(len, prompts))
-        rows = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
-        tokens = torch.tensor(rows, device=model.device)
-        mask = (torch.arange(width, device=model.device) >= width - lengths[:, None]).long()
+        tokens, mask = left_padded(prompts, pad, model.device)
+        width = tokens.shape[1]
         self._tokens, self._question = tokens.split([width - question, question], dim=1)
-        self._mask = None if bool(mask.all()) else mask[:, : width - question]
+        self._mask = None if mask is None else mask[:, : width - question]
         self._model = model
         self._full = RecordingCache(model)
         self._logits = self._read(self._full)

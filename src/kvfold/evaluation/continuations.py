@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.cache import KVCache, prefill
-from kvfold.evaluation.batch_decoding import BatchDecoder
+from kvfold.evaluation.batch_decoding import BatchDecoder, left_padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +106,8 @@ def _read(
     model: PreTrainedModel, cache: KVCache, contexts: Sequence[Sequence[int]], pad: int
 ) -> BatchDecoder:
     """Let the cache read contexts, shorter ones padded on the left."""
-    width = max(map(len, contexts))
-    rows = [[pad] * (width - len(context)) + list(context) for context in contexts]
-    lengths = torch.tensor([len(context) for context in contexts], device=model.device)
-    columns = torch.arange(width, device=model.device)
-    mask = (columns >= width - lengths[:, None]).long()
-    padding = None if bool(mask.all()) else mask
-    tokens = torch.tensor(rows, device=model.device)
-    return BatchDecoder(
-        model, cache, prefill(model, tokens, cache, attention_mask=padding), padding
-    )
+    tokens, mask = left_padded(contexts, pad, model.device)
+    return BatchDecoder(model, cache, prefill(model, tokens, cache, attention_mask=mask), mask)
 
 
 def _follow(

@@ -13,10 +13,10 @@ from kvfold.evaluation.fidelity_report import Report
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write `eval.json`, the page `eval.html` with all tables and pictures, and these alone.
+    """Write all numbers as `eval.json`, and a page with all tables and pictures as `eval.html`.
 
-    The tables are `eval.md`, the chart is `eval.png`, and where needles have named depths the
-    answers by depth and length are `SET.png`.
+    By themselves the tables are `eval.md`, the chart is `eval.png`, and where needles have named
+    depths the answers by depth and length are `SET.png`.
 
     Args:
         report: An evaluation with its statistics.

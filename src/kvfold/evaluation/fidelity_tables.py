@@ -66,8 +66,8 @@ GRID_COLUMNS = (
 """Of a table of one set's answers by length."""
 GRID_LEGEND = (
     "right: answers that are, of all; share: the same with its Wilson interval; of full: the same "
-    "as a share of the full cache's; found: share of the numbers asked for, where all of several "
-    "are; fast, slow: bytes on the tier that attention reads and on the other, everything counted, "
+    "as a share of the full cache's; found: share of what is asked for, where all of several is; "
+    "fast, slow: bytes on the tier that attention reads and on the other, everything counted, "
     "as shares of a full cache's after the prompt."
 )
 """What the columns mean."""

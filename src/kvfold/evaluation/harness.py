@@ -22,9 +22,10 @@ from transformers import PreTrainedModel
 import kvfold
 from kvfold.attention import attach
 from kvfold.attention.attach import is_attached
+from kvfold.budget import Budget
 from kvfold.cache import CACHE_KEYWORD
 from kvfold.cache.layer import CacheLayer
-from kvfold.errors import ConfigError
+from kvfold.errors import BudgetError, ConfigError
 from kvfold.evaluation.continuations import Continuation, batches, score
 from kvfold.evaluation.holdings import Holdings
 from kvfold.models import ensure_default
@@ -54,6 +55,7 @@ class KVFoldLM(_HF):
     """A causal language model whose past stands in a cache of kvfold's.
 
     Example:
+        >>> import lm_eval
         >>> model = KVFoldLM(pretrained="default", method="snapkv", budget=0.25, batch_size=4)
         >>> lm_eval.simple_evaluate(model=model, tasks=["arc_easy"], limit=10)
     """
@@ -79,7 +81,7 @@ class KVFoldLM(_HF):
 
         Raises:
             ConfigError: lm-eval is not installed, or an option is unknown.
-            BudgetError: The budget cannot be kept.
+            BudgetError: The budget cannot be kept, or is one of bytes.
             UnsupportedModelError: The model keeps its own attention.
         """
         _require_harness()
@@ -95,6 +97,7 @@ class KVFoldLM(_HF):
         # Forked for every batch: what cannot be used is refused before a task is loaded, and said
         # once.
         self._empty = kvfold.make_cache(self.model, method, budget=budget, **given)
+        _require_budget_of_a_row(self._empty.spec.budget)
         layers = self._empty.own_layers
         self._keeps_everything = all(type(layer) is CacheLayer for layer in layers)
 
@@ -109,6 +112,14 @@ class KVFoldLM(_HF):
             "kvfold_options": spec.options,
             "kvfold_held": self._holdings.to_dict(),
         }
+
+    def _detect_batch_size(self, *requests: Any, **settings: Any) -> int:
+        """The largest batch that fits, tried on caches that belong to no task."""
+        held, self._holdings = self._holdings, Holdings()
+        try:
+            return super()._detect_batch_size(*requests, **settings)
+        finally:
+            self._holdings = held
 
     def _model_call(
         self,
@@ -161,7 +172,8 @@ class KVFoldLM(_HF):
         if not 0 < len(tokens) <= self.max_length:
             raise ConfigError(
                 f"a continuation of {len(tokens)} tokens cannot be scored: it needs at least one, "
-                f"and at most the model's length of {self.max_length}"
+                f"and at most the model's length of {self.max_length}; give a greater max_length "
+                "or leave its task out"
             )
         room = self.max_length + 1 - len(tokens)
         return Continuation(tuple(context[-room:]), tuple(tokens))
@@ -205,6 +217,18 @@ def register() -> None:
     model_registry.register("kvfold", target=KVFoldLM)
 
 
+def _require_budget_of_a_row(budget: str | None) -> None:
+    """Refuse bytes: rows of a batch share them, so scores would depend on neighbours."""
+    if budget is not None and Budget.parse(budget).unit == "bytes":
+        raise BudgetError(
+            f"{budget} would be shared by the rows of a batch, and scores would depend on their "
+            "neighbours: give a share such as 0.25, or tokens such as 512"
+        )
+
+
 def _require_harness() -> None:
     if _HF is object:
-        raise ConfigError("lm-eval is not installed: pip install 'kvfold[harness]'")
+        raise ConfigError(
+            "lm-eval is not installed: run `make harness` in kvfold's checkout, or "
+            "pip install 'lm-eval>=0.4.13,<0.5'"
+        )

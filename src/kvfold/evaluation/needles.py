@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvfold.evaluation.prose import Prose, haystack
-from kvfold.evaluation.sample import Sample, Wanted, task
+from kvfold.evaluation.sample import Sample, Wanted, distinct, task
 from kvfold.text import encode
 
 KEYS, VALUES = 4, 3
@@ -39,7 +39,7 @@ class Riddle:
     question: str
     """What is asked."""
     expected: tuple[str, ...]
-    """The numbers that are asked for."""
+    """What is asked for."""
     opening: str = ""
     """With what the answer begins."""
     preface: str = ""
@@ -159,9 +159,4 @@ def _hide(
 
 def draw_numbers(own: random.Random, text: str, count: int) -> tuple[str, ...]:
     """Different numbers of seven digits, none twice in one, that do not stand in a text."""
-    found: list[str] = []
-    while len(found) < count:
-        number = "".join(own.sample("123456789", 7))
-        if number not in text and number not in found:
-            found.append(number)
-    return tuple(found)
+    return distinct(count, lambda: "".join(own.sample("123456789", 7)), text)

@@ -76,7 +76,7 @@ def require_data(file: str) -> None:
     if folder is None and find_spec("datasets") is None:
         raise ConfigError(
             f"{file} is not at hand: set {VARIABLE} to a folder that has it, or install the "
-            "datasets library to fetch it (pip install 'kvfold[train]')"
+            "datasets library to fetch it (pip install datasets)"
         )
 
 

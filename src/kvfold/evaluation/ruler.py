@@ -33,7 +33,7 @@ from uuid import UUID
 from kvfold.evaluation.needles import Haystack, Riddle, draw_numbers, draw_riddles
 from kvfold.evaluation.prose import Prose, haystack
 from kvfold.evaluation.ruler_words import PAIRS, draw_keys
-from kvfold.evaluation.sample import Sample, Wanted
+from kvfold.evaluation.sample import Sample, Wanted, distinct
 
 Draw = Callable[[random.Random, str, int], tuple[str, ...]]
 """Chooses so many different keys or values that do not stand in a text."""
@@ -51,12 +51,7 @@ _LEAST = 12
 
 def draw_uuids(own: random.Random, text: str, count: int) -> tuple[str, ...]:
     """Random UUIDs that do not stand in a text."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        value = str(UUID(int=own.getrandbits(128), version=4))
-        if value not in text:
-            found[value] = None
-    return tuple(found)
+    return distinct(count, lambda: str(UUID(int=own.getrandbits(128), version=4)), text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

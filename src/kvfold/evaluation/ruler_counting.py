@@ -22,7 +22,7 @@ from itertools import chain, count
 
 from kvfold.evaluation.ruler_tracking import EXAMPLE_FROM
 from kvfold.evaluation.ruler_words import draw_words
-from kvfold.evaluation.sample import Sample, Wanted, task
+from kvfold.evaluation.sample import Sample, Wanted, distinct, task
 from kvfold.text import encode
 
 COMMON, FREQUENT = 10, 3
@@ -150,12 +150,9 @@ def _numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-def _coded_words(own: random.Random, size: int) -> list[str]:
+def _coded_words(own: random.Random, size: int) -> tuple[str, ...]:
     """Different words of six random letters."""
-    found: dict[str, None] = {}
-    while len(found) < size:
-        found["".join(own.choices(string.ascii_lowercase, k=6))] = None
-    return list(found)
+    return distinct(size, lambda: "".join(own.choices(string.ascii_lowercase, k=6)))
 
 
 def _most_words(lengths: Sequence[int], room: int) -> int:

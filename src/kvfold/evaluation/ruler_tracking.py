@@ -18,7 +18,7 @@ from functools import partial
 
 from kvfold.evaluation.needles import Riddle, draw_riddles
 from kvfold.evaluation.ruler import NOISE, noise
-from kvfold.evaluation.sample import Sample, Wanted
+from kvfold.evaluation.sample import Sample, Wanted, distinct
 
 EXAMPLE_FROM = 1536
 """Tokens of a prompt from which on a worked example stands before what is asked."""
@@ -106,12 +106,9 @@ def _opening(value: str) -> str:
     return f"The variables that have the value {value} are:"
 
 
-def _names(own: random.Random, count: int) -> list[str]:
+def _names(own: random.Random, count: int) -> tuple[str, ...]:
     """Different names of five capital letters."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(own.choices(string.ascii_uppercase, k=5))] = None
-    return list(found)
+    return distinct(count, lambda: "".join(own.choices(string.ascii_uppercase, k=5)))
 
 
 def _values(own: random.Random, count: int) -> list[str]:

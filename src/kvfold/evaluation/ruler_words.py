@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from kvfold.evaluation.sample import distinct
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
@@ -69,12 +71,7 @@ def draw_keys(own: random.Random, text: str, count: int) -> tuple[str, ...]:
         text: Of which no more than half of all pairs may be told.
         count: How many; no more than half of all pairs.
     """
-    found: dict[str, None] = {}
-    while len(found) < count:
-        key = f"{own.choice(ADJECTIVES)}-{own.choice(NOUNS)}"
-        if key not in text:
-            found[key] = None
-    return tuple(found)
+    return distinct(count, lambda: f"{own.choice(ADJECTIVES)}-{own.choice(NOUNS)}", text)
 
 
 def draw_words(own: random.Random, count: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,3 +122,13 @@ def task(
     """
     tokens, question = [*prompt.document, *prompt.question], len(prompt.question)
     return Sample(name, index, tokens, None, expected, question, depth)
+
+
+def distinct(count: int, make: Callable[[], str], text: str = "") -> tuple[str, ...]:
+    """So many different strings that do not stand in a text, made one by one."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        each = make()
+        if each not in text:
+            found[each] = None
+    return tuple(found)

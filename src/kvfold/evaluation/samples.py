@@ -15,7 +15,12 @@ from itertools import chain, islice
 from transformers import PreTrainedTokenizerBase
 
 from kvfold.errors import ConfigError
-from kvfold.evaluation.answers import contains_all, contains_one, ends_with_number
+from kvfold.evaluation.answers import (
+    begins_with_number,
+    contains_all,
+    contains_one,
+    ends_with_number,
+)
 from kvfold.evaluation.arithmetic import draw_sums
 from kvfold.evaluation.needles import draw_riddles, multikey, multivalue, single
 from kvfold.evaluation.prose import Prose, built_in, haystack
@@ -211,7 +216,7 @@ _register(
         "gsm8k": SampleSet("task", _gsm8k, GSM8K, ends_with_number),
         "prose": SampleSet("text", _prose),
         "repetition": SampleSet("text", _repetition),
-        "arithmetic": SampleSet("task", partial(draw_sums, "arithmetic"), None, ends_with_number),
+        "arithmetic": SampleSet("task", partial(draw_sums, "arithmetic"), None, begins_with_number),
         "niah-multikey": SampleSet("task", partial(draw_riddles, "niah-multikey", multikey)),
         "niah-multivalue": _all_of(partial(draw_riddles, "niah-multivalue", multivalue)),
         **{name: _all_of(partial(draw_needles, name), 48) for name in VARIANTS},

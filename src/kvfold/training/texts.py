@@ -191,6 +191,4 @@ def _datasets(name: str) -> ModuleType:
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
-        raise ConfigError(
-            f"{name} needs the datasets library: pip install 'kvfold[train]'"
-        ) from error
+        raise ConfigError(f"{name} needs the datasets library: pip install datasets") from error
