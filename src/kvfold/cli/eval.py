@@ -148,7 +148,9 @@ def eval(
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(settings, folder, resume=resume)
-    report = _run(settings, (model, dtype, device), folder, _command(given), resume=resume)
+    # Which sets a group stands for, or are asked without any name, depends on the data at hand.
+    command = _command(given | {"sets": ",".join(settings.sets)})
+    report = _run(settings, (model, dtype, device), folder, command, resume=resume)
     _show(report, folder, json_output=json_output)
 
 
