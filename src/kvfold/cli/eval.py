@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,7 +169,7 @@ def _lengths(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _command(options: dict[str, object]) -> str:
+def _command(options: Mapping[str, object]) -> str:
     """The command line that makes the same evaluation again."""
     words = ["kvfold", "eval"]
     for name, value in options.items():
