@@ -11,7 +11,7 @@ from kvfold.errors import ConfigError
 from kvfold.evaluation import harness
 from tests.processes import environment
 
-HINT = r"lm-eval is not installed: pip install 'kvfold\[harness\]'"
+HINT = "lm-eval is not installed: run `make harness`"
 
 
 def test_without_lm_eval_the_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
