@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kvfold.zoom.disk import DiskTier
 from kvfold.zoom.tiers import Folded, RawTier, SlowTier, Wanted
 from kvfold.zoom.turning import Turning
 
@@ -76,3 +77,13 @@ class Filled:
         assert actual.dtype == expected.dtype
         assert torch.isfinite(actual).all()
         return float((actual.float() - expected.float()).norm() / expected.float().norm())
+
+
+def assert_apart(tier: RawTier | DiskTier, other: RawTier | DiskTier) -> None:
+    """Of two tiers of two rows that hold the same, neither sees what the other is given."""
+    before = other.keys.clone()
+    tier.add(folded([[4], [4]], 9, dtype=torch.float16))
+    assert len(tier) == len(other) + 4
+    assert torch.equal(other.keys, before)
+    other.add(folded([[5], [5]], 8, dtype=torch.float16))
+    assert torch.equal(tier.keys[:, :, : before.shape[2]], before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["main"]
 
@@ -30,6 +30,12 @@ SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 whole time slices. A measurement needs the machine to itself."""
 
 
+def set_unless_given(variables: Mapping[str, str]) -> None:
+    """Put variables into the environment that the user has not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -45,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [argument for argument in given if not argument.startswith("-")][:2]
     measures = words[:1] == ["bench"] or words in (["diffuse", "bench"], ["transfer", "bench"])
     wanted = ENVIRONMENT if measures else ENVIRONMENT | SHARED
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
+    set_unless_given(wanted)
     try:
         from kvfold.cli.app import run
     except KeyboardInterrupt:

@@ -6,10 +6,9 @@ own command line runs. Later ones find it by the entry point.
 
 from __future__ import annotations
 
-import os
 import sys
 
-from kvfold.cli import LARGE_PAGES, SHARED
+from kvfold.cli import LARGE_PAGES, SHARED, set_unless_given
 
 
 def main() -> int:
@@ -19,8 +18,7 @@ def main() -> int:
         0 when it worked, 2 for a user's error, 1 for a failure. What lm-eval itself refuses ends as
         it does there.
     """
-    for name, value in (SHARED | LARGE_PAGES).items():
-        os.environ.setdefault(name, value)
+    set_unless_given(SHARED | LARGE_PAGES)
     from kvfold.cli.failures import explain
     from kvfold.errors import KVFoldError
     from kvfold.evaluation.harness import register

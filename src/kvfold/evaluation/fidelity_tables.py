@@ -177,9 +177,10 @@ def parts(report: Report) -> list[Part]:
         table = Table(COLUMNS, summary_rows(summaries))
         found.append(Part(title_of(group, summaries), table=table))
     found[-1] = replace(found[-1], text=LEGEND)
-    for title, cells in grids(report).items():
+    tables = grids(report)
+    for title, cells in tables.items():
         found.append(Part(title, table=Table(GRID_COLUMNS, grid_rows(cells))))
-    if grids(report):
+    if tables:
         found[-1] = replace(found[-1], text=GRID_LEGEND)
     if report.differences:
         title = f"{settings.compared_with} against the others, sample by sample"

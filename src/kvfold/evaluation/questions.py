@@ -8,13 +8,12 @@ a question that does not fit with its own documents is left out.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from kvfold.evaluation.public_data import Question, questions
-from kvfold.evaluation.sample import Sample, Wanted, task
+from kvfold.evaluation.sample import Sample, Wanted, fill, task
 from kvfold.text import encode
 
 
@@ -67,19 +66,6 @@ def draw_questions(name: str, shape: Shape, wanted: Wanted) -> Iterator[Sample]:
         prompt = wanted.prompt(chain(preface, chain.from_iterable(headed)), question)
         yield task(name, index, prompt, (row.answer,))
         index += 1
-
-
-def fill(
-    generator: random.Random, texts: Iterable[str], room: int, tokens: dict[str, list[int]]
-) -> list[str]:
-    """Texts in random order, as many as there is room for."""
-    left, chosen = list(texts), []
-    generator.shuffle(left)
-    for text in left:
-        if len(tokens[text]) <= room:
-            chosen.append(text)
-            room -= len(tokens[text])
-    return chosen
 
 
 def _lines(row: Question) -> tuple[str, ...]:

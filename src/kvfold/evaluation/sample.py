@@ -132,3 +132,16 @@ def distinct(count: int, make: Callable[[], str], text: str = "") -> tuple[str, 
         if each not in text:
             found[each] = None
     return tuple(found)
+
+
+def fill(
+    generator: random.Random, texts: Iterable[str], room: int, tokens: dict[str, list[int]]
+) -> list[str]:
+    """Texts in random order, as many as there is room for."""
+    left, chosen = list(texts), []
+    generator.shuffle(left)
+    for text in left:
+        if len(tokens[text]) <= room:
+            chosen.append(text)
+            room -= len(tokens[text])
+    return chosen

@@ -33,11 +33,11 @@ from kvfold.evaluation.public_data import (
     require_data,
     wikitext,
 )
-from kvfold.evaluation.questions import DOCUMENTS, LINES, draw_questions, fill
+from kvfold.evaluation.questions import DOCUMENTS, LINES, draw_questions
 from kvfold.evaluation.ruler import VARIANTS, draw_needles
 from kvfold.evaluation.ruler_counting import draw_common, draw_frequent
 from kvfold.evaluation.ruler_tracking import draw_tracking
-from kvfold.evaluation.sample import Kind, Sample, Wanted, task
+from kvfold.evaluation.sample import Kind, Sample, Wanted, fill, task
 from kvfold.registry import Registry
 from kvfold.text import encode, leading_tokens
 
