@@ -27,6 +27,7 @@ def test_environment_is_json_with_this_machines_facts() -> None:
     assert facts["threads"] == torch.get_num_threads()
     assert facts["omp_wait_policy"] == "PASSIVE"
     assert facts["thp_mem_alloc_enable"] == os.environ.get("THP_MEM_ALLOC_ENABLE")
+    assert facts["mkl_cbwr"] == os.environ.get("MKL_CBWR")
     assert facts["cpu"]
     assert facts["kernels"] == (library("zoom") is not None)
 

@@ -26,7 +26,7 @@ def environment() -> dict[str, object]:
         that this process may use, `memory_bytes`, `threads` and `device` of torch,
         `cpu_capability` (the widest instructions torch uses), `kernels` (whether kvfold's own run
         here), and the variables that decide how torch waits and allocates: `omp_wait_policy` and
-        `thp_mem_alloc_enable`.
+        `thp_mem_alloc_enable`, `mkl_cbwr`.
 
     Example:
         >>> from kvfold.environment import environment
@@ -46,6 +46,7 @@ def environment() -> dict[str, object]:
         "kernels": library("zoom") is not None,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "thp_mem_alloc_enable": os.environ.get("THP_MEM_ALLOC_ENABLE"),
+        "mkl_cbwr": os.environ.get("MKL_CBWR"),
     }
 
 

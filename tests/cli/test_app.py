@@ -65,6 +65,7 @@ def test_main_sets_the_environment_unless_the_user_has(monkeypatch: pytest.Monke
     assert main(["--version"]) == 0
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert os.environ["MKL_CBWR"] == "AUTO"
     assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "0"
     for name in ENVIRONMENT | SHARED:
         monkeypatch.setenv(name, os.environ[name])  # so that it is taken back after the test

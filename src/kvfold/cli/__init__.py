@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["main"]
 
-LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Has torch ask Linux for large pages, with which a CPU reads weights and caches faster."""
+FASTER = {"THP_MEM_ALLOC_ENABLE": "1", "MKL_CBWR": "AUTO"}
+"""Has torch ask Linux for large pages, with which a CPU reads weights and caches faster, and MKL
+take the code path made for the CPU, whoever made it; the results are then the same in every run."""
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    **LARGE_PAGES,
+    **FASTER,
 }
 """Set unless the user has set them; libraries read them when they are imported."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from kvfold.cli import LARGE_PAGES, SHARED, set_unless_given
+from kvfold.cli import FASTER, SHARED, set_unless_given
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         0 when it worked, 2 for a user's error, 1 for a failure. What lm-eval itself refuses ends as
         it does there.
     """
-    set_unless_given(SHARED | LARGE_PAGES)
+    set_unless_given(SHARED | FASTER)
     from kvfold.cli.failures import explain
     from kvfold.errors import KVFoldError
     from kvfold.evaluation.harness import register
