@@ -15,7 +15,8 @@ ModelOption = Annotated[
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="What may be kept: a share (0.25, 25%), tokens (512) or bytes (64MiB).",
+        help="What may be kept: a share (0.25, 25%), tokens (512) or bytes (64MiB); sekv takes a "
+        "share.",
         show_default="0.25",
     ),
 ]
