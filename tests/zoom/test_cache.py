@@ -8,7 +8,7 @@ import torch
 import kvfold
 from kvfold.attention import LazyMask, Scoring
 from kvfold.cache import KVCache
-from kvfold.errors import ConfigError, UnsupportedModelError
+from kvfold.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tests.contract import assert_close, attached, left_padded
 from tests.tiny import tiny_ids, tiny_model
 from tests.zoom.running import has_folded, layers_of, one_by_one, run, wide
@@ -317,11 +317,64 @@ def test_rows_of_very_different_lengths(lengths: list[int]):
     assert has_folded(held)
 
 
-def test_a_text_without_ids_is_refused():
+def test_a_text_given_as_embeddings_is_divided_evenly():
     held, model = fresh(), wide()
-    embedded = model.get_input_embeddings()(tiny_ids(1, 200))
-    with torch.no_grad(), pytest.raises(ConfigError, match="needs the token ids"):
-        model(inputs_embeds=embedded, **{kvfold.cache.CACHE_KEYWORD: held})
+    ids = tiny_ids(1, 400)
+    embedded = model.get_input_embeddings()(ids)
+    with torch.no_grad():
+        model(inputs_embeds=embedded[:, :200], **{kvfold.cache.CACHE_KEYWORD: held})
+        run(model, held, [ids[:, 200:240]])
+        logits = model(inputs_embeds=embedded[:, 240:], **{kvfold.cache.CACHE_KEYWORD: held}).logits
+    assert has_folded(held)
+    assert held.report().tokens_seen == 400
+    assert torch.isfinite(logits).all()
+
+
+# Faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["router", "slow"])
+def test_an_interrupted_fold_is_not_gone_on_with(part: str, monkeypatch: pytest.MonkeyPatch):
+    """Its layers hold different tokens: every later use says so, until all is forgotten."""
+    held, prompt = fresh(), tiny_ids(1, 300)
+    run(wide(), held, [prompt])
+
+    def no_memory(*given: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(getattr(layers_of(held)[1].spans, part), "add", no_memory)
+        run(wide(), held, one_by_one(tiny_ids(1, 20)))
+    for use in (lambda: run(wide(), held, [tiny_ids(1, 1)]), held.report, held.fork):
+        with pytest.raises(ArtifactError, match=r"was interrupted.*read the text again"):
+            use()
+    held.reset()
+    assert_close(run(wide(), held, [prompt]), run(wide(), fresh(), [prompt]))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("v_proj", 1e7), ("k_proj", 1e7), ("v_proj", float("nan"))]
+)
+def test_numbers_that_spans_cannot_hold_are_refused_before_any_fold(name: str, number: float):
+    model = tiny_model("llama", head_dim=32, num_hidden_layers=2)
+    getattr(model.model.layers[1].self_attn, name).weight.data[0] = number
+    with kvfold.attach(model):
+        held = kvfold.make_cache(model, "sekv", budget=0.3)
+        with pytest.raises(ConfigError, match=r"layer 1 .*slow='exact'"):
+            run(model, held, [tiny_ids(1, 300)])
+        assert all(layer.spans.is_empty for layer in layers_of(held))
+        assert held.get_seq_length() == 300
+        if number == number:
+            exact = kvfold.make_cache(model, "sekv", budget=0.3, slow="exact")
+            assert torch.isfinite(run(model, exact, [tiny_ids(1, 300), tiny_ids(1, 1)])).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"factors": "head"}, {"factors": "joint"}], ids=str)
+def test_without_zoom_nothing_is_brought(options: dict[str, object]):
+    held = fresh(zoom=False, **options)
+    pieces = [tiny_ids(1, 300), *one_by_one(tiny_ids(1, 3)), tiny_ids(1, 70), tiny_ids(1, 9)]
+    assert torch.isfinite(run(wide(), held, pieces)).all()
+    assert held.report().details.bytes_moved == 0  # type: ignore[union-attr]
 
 
 def test_ids_by_position_are_found():

@@ -16,7 +16,7 @@ from safetensors import safe_open
 import kvfold
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.zoom.disk import DiskTier
-from kvfold.zoom.token_file import HEADER
+from kvfold.zoom.token_file import HEADER, TokenFile
 from tests.contract import assert_close
 from tests.tiny import tiny_ids
 from tests.zoom.running import layers_of, one_by_one, run, wide
@@ -232,8 +232,14 @@ def test_a_full_disk_loses_nothing(start: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room is not taken in advance")
 def test_where_room_cannot_be_taken_in_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By zeros, so that a full disk is noticed before any layer has changed."""
     monkeypatch.setattr(os, "posix_fallocate", refuse(errno.EOPNOTSUPP))
     assert torch.equal(*uneven(tmp_path).given())
+    file = TokenFile(tmp_path, (1, 2, 64), torch.float32)
+    file.reserve(5000)
+    held = file.path.stat()
+    assert held.st_size == file.nbytes > 2 << 20
+    assert held.st_blocks * 512 >= held.st_size
 
 
 def test_a_folder_that_is_gone(tmp_path: Path):

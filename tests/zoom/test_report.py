@@ -123,16 +123,47 @@ def test_the_peak_is_the_most_that_any_forward_left(monkeypatch: pytest.MonkeyPa
     assert report.bytes_fast <= found.bytes_peak <= 0.4 * report.bytes_full
 
 
+@pytest.mark.parametrize("budget", [0.2, 0.25, 0.5])
+def test_the_budget_holds_at_every_token(budget: float, monkeypatch: pytest.MonkeyPatch):
+    """Also right before a fold, when the window has grown by a token since the last."""
+    shares, after_forward = [], Folding.after_forward
+
+    def noting(self: Folding, layers: list, outcome: object) -> None:
+        if not layers[0].spans.is_empty:
+            fast, full = (
+                sum(getattr(layer, name) for layer in layers)
+                for name in ("bytes_fast", "bytes_full")
+            )
+            shares.append(fast / full)
+        after_forward(self, layers, outcome)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Folding, "after_forward", noting)
+    held = fresh(budget)
+    run(wide(), held, [tiny_ids(1, 520), *one_by_one(tiny_ids(1, 120))])
+    assert layers_of(held)[0].expanded > 1
+    assert max(shares) <= budget
+
+
+def test_spans_shorter_than_allowed_take_no_more_than_they_have():
+    held = fresh(0.3, longest=1024)
+    run(wide(), held, [tiny_ids(1, 300)])
+    (first, _), report = layers_of(held), held.report()
+    assert first.spans.slow.longest == int(first.spans.lengths.max()) < 300
+    one = sum(layer.spans.bytes_expanded for layer in layers_of(held))
+    assert report.bytes_fast <= max(0.3 * report.bytes_full, report.bytes_index + 3 * one)
+
+
 def test_all_that_a_later_prompt_expands_at_once_is_in_the_peak():
     held = fresh()
     run(wide(), held, [tiny_ids(1, 300)])
     before, (first, second) = details_of(held).bytes_peak, layers_of(held)
-    room = sum(
+    # One layer after the other.
+    room = max(
         min(5 * each.expanded, len(each.spans)) * each.spans.bytes_expanded
         for each in (first, second)
     )
     run(wide(), held, [tiny_ids(1, 5)])
-    assert details_of(held).bytes_peak >= before + room
+    assert before + room <= details_of(held).bytes_peak < before + 2 * room
 
 
 def test_a_batch_that_shrinks_forgets_no_peak():

@@ -149,7 +149,6 @@ def _settings(
         directions=directions,
         gates=gates,
         step=shortest,
-        longest=longest,
         dtype=torch.float16 if half else None,
         zoom=bool(given["zoom"]),
         make_slow=slow_tiers(model, longest, given, gates),

@@ -221,10 +221,12 @@ class FactorTier:
 
     def fetch(self, wanted: Wanted) -> torch.Tensor:
         """Keys and values of spans, `[N, L, 2D]`; anything after a span's last token."""
+        tokens = self._tokens.whole("tokens")
+        if not len(wanted.spans):
+            return tokens.new_zeros(0, self.longest, tokens.shape[-1])
         first = self._index["first"][wanted.rows, wanted.spans].long()
         ranks = self.ranks[wanted.rows, wanted.spans].long()
         has_rank = (ranks > 0).any(1)
-        tokens = self._tokens.whole("tokens")
         if bool(has_rank.all()):
             return self._rebuild(wanted, first, ranks).to(tokens.dtype)
         found = tokens.new_zeros(len(first), self.longest, tokens.shape[-1])

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.cache import CacheLayer, Outcome
-from kvfold.errors import ConfigError
+from kvfold.errors import ArtifactError
 from kvfold.models import lm_head
 from kvfold.zoom.fold import Segmenting, plan_fold
 from kvfold.zoom.layer import SURPRISAL, ZoomLayer
@@ -80,6 +80,11 @@ class Folding:
         if not zoom or zoom[0].slots.is_empty:
             return
         first = zoom[0]
+        if not first.is_whole:
+            raise ArtifactError(
+                "making spans was interrupted, and the layers of this cache no longer hold the "
+                "same tokens: make a new cache and read the text again"
+            )
         new = first.newest
         if isinstance(new, slice) and new.stop - new.start > 1 and self._noted != first.seen:
             with self._timed("surprisal"):
@@ -99,14 +104,13 @@ class Folding:
     def _note_surprisal(self, first: ZoomLayer, new: slice, outcome: Outcome | None) -> None:
         """Of a prompt; a generated token is one that the model itself found likely: 0.
 
-        The first token of a chunk or turn has 0 as well: what predicted it is no longer there.
+        The first token of a chunk or turn has 0 as well: what predicted it is no longer there. So
+        have all tokens of a prompt of which no ids or no hidden states are known, as when it comes
+        as embeddings: it is divided evenly.
         """
         model, slots = self._model(), first.slots
         if model is None or outcome is None or outcome.input_ids is None:
-            raise ConfigError(
-                "sekv needs the token ids and the last hidden states of a prompt: call the "
-                "attached model with input_ids, not with inputs_embeds or return_dict=False"
-            )
+            return
         rows = len(outcome.hidden)
         tokens = (slots.positions[:, 0, new] >= 0).expand(rows, -1)
         ids = outcome.input_ids.expand(rows, -1)
@@ -132,11 +136,13 @@ class Folding:
         if (notes := layers[0].notes) is not None:
             notes.note_anchors(fold.anchors)
         with self._timed("spans"):
-            if fold.lengths.shape[1] > 0:
-                for layer in layers:
-                    layer.spans.reserve(fold, layer.slots.keys)
-            for layer in layers:
-                layer.fold(fold.to(layer.slots.positions.device), until)
+            folds = [fold.to(layer.slots.positions.device) for layer in layers]
+            for layer, its_fold in zip(layers, folds, strict=True):
+                layer.prepare(its_fold)
+            layers[0].is_whole = False
+            for layer, its_fold in zip(layers, folds, strict=True):
+                layer.fold(its_fold, until)
+            layers[0].is_whole = True
 
 
 def _lengths(layer: ZoomLayer) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,7 @@ import torch
 from kvfold.cache.forward import Forward
 from kvfold.cache.layer import CacheLayer
 from kvfold.cache.slots import Slots
-from kvfold.errors import UnsupportedModelError
+from kvfold.errors import ConfigError, UnsupportedModelError
 from kvfold.zoom.attention import Exact, zoom_attention
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.notes import TextNotes
@@ -50,8 +51,6 @@ class Resolution:
     """Trained ones for routing by summaries, and for the ranks of factors, if there are any."""
     step: int
     """New tokens that are divided at a time, at least."""
-    longest: int
-    """Tokens of the longest span."""
     dtype: torch.dtype | None
     """In which spans are held, on both tiers; in the model's own without it."""
     zoom: bool
@@ -104,6 +103,11 @@ class ZoomLayer(CacheLayer):
         """Spans that a kv head expands for a query."""
         self.peaks = [0, 0]
         """Largest fast bytes so far: before there were spans, and since."""
+        self.peak_brought = 0
+        """Largest bytes that queries of one forward expanded beside them, while it was this layer's
+        turn."""
+        self.is_whole = True
+        """Whether no fold was interrupted; the first layer's speaks for all."""
         self.is_ragged = False
         """Whether some rows keep fewer exact tokens than others, so that slots are empty."""
         self.moment: torch.Tensor | None = None
@@ -131,8 +135,42 @@ class ZoomLayer(CacheLayer):
             self._place_spans(keys.device)
         return super()._insert(keys, values)
 
+    def prepare(self, fold: Fold) -> None:
+        """Make sure that a fold will succeed, before anything is changed.
+
+        Args:
+            fold: Which tokens.
+
+        Raises:
+            ArtifactError: When the slow tier has no room for them.
+            ConfigError: When numbers cannot be held as spans are.
+        """
+        if fold.lengths.shape[1] == 0:
+            return
+        tokens = fold.positions[:, None, :, None] >= 0
+        keys, values = (tensor.where(tokens, 0) for tensor in self._of(fold))
+        most = torch.finfo(self.spans.dtype or keys.dtype).max
+        held = [keys, values] if self.moment is None else [keys, values, self.moment]
+        bounds = [most, most, torch.finfo(torch.float32).max]
+        largest = [float(torch.linalg.vector_norm(tensor, math.inf)) for tensor in held]
+        if not all(found <= bound for found, bound in zip(largest, bounds, strict=False)):
+            raise ConfigError(
+                f"keys, values or queries of layer {self._index} are not finite or above {most:g}, "
+                "the most that spans hold: give sekv slow='exact', or look for NaN in the weights"
+            )
+        self.spans.reserve(fold, self.slots.keys)
+
+    def _of(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the tokens of new spans, `[B, G, N, D]` each."""
+        where = fold.tokens[:, None, :, None]
+        keys, values = (
+            tensor.gather(2, where.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+            for tensor in (self.slots.keys, self.slots.values)
+        )
+        return keys, values
+
     def fold(self, fold: Fold, settled: torch.Tensor) -> None:
-        """Turn exact tokens into spans.
+        """Turn exact tokens into spans, which was prepared.
 
         Args:
             fold: Which.
@@ -141,14 +179,10 @@ class ZoomLayer(CacheLayer):
         self.note_peak()
         self.settled = settled.to(self.slots.positions.device, copy=True)
         if fold.lengths.shape[1] > 0:
-            where = fold.tokens[:, None, :, None]
-            keys, values = (
-                tensor.gather(2, where.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
-                for tensor in (self.slots.keys, self.slots.values)
-            )
-            self.spans.add(keys, values, fold, self.moment)
+            self.spans.add(*self._of(fold), fold, self.moment)
             self.slots.keep(fold.stay, fold.held)
-            self.slots.reserve(len(self.slots) + self.resolution.step)
+            # The window grows with the text: now and then one token more comes before a fold.
+            self.slots.reserve(len(self.slots) + self.resolution.step + 1)
             self.has_evicted = True
             if bool(self.spans.in_rows.all()):
                 self.moment = None
@@ -201,10 +235,11 @@ class ZoomLayer(CacheLayer):
         Args:
             queries: Of one forward; what several expand at once is held beside all else.
         """
-        more = min(self._brought(queries), len(self.spans)) * self.spans.bytes_expanded
         stage = 0 if self.spans.is_empty else 1
-        held = self.bytes_fast + (more if queries > 1 else 0)
-        self.peaks[stage] = max(self.peaks[stage], held)
+        self.peaks[stage] = max(self.peaks[stage], self.bytes_fast)
+        if queries > 1:
+            brought = min(self._brought(queries), len(self.spans)) * self.spans.bytes_expanded
+            self.peak_brought = max(self.peak_brought, brought)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name."""
@@ -252,7 +287,7 @@ class ZoomLayer(CacheLayer):
 
     def _brought(self, queries: int) -> int:
         """Spans that a kv head brings for queries that expand at once: all for a long prompt."""
-        if queries >= _SHARING:
+        if queries >= _SHARING and self.expanded > 0:
             return len(self.spans)
         return min(queries, _QUERIES) * self.expanded
 

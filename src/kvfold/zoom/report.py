@@ -84,7 +84,8 @@ def zoom_report(parts: Sequence[CacheLayer], seconds: dict[str, float]) -> ZoomR
         expanded_share=[layer.expanded / max(len(layer.spans), 1) for layer in layers],
         bytes_moved=sum(layer.spans.bytes_moved for layer in layers),
         bytes_prompt=sum(layer.peaks[0] for layer in layers),
-        bytes_peak=sum(layer.peaks[1] for layer in layers),
+        bytes_peak=sum(layer.peaks[1] for layer in layers)
+        + max(layer.peak_brought for layer in layers),
         seconds=seconds,
     )
 

@@ -130,6 +130,13 @@ class Spans:
             {"means": _means(values, fold), "starts": ends - fold.lengths, "ends": ends}
         )
         self.slow.add(Folded(keys, values, fold.positions, fold.lengths, mean_keys))
+        self._fit_longest()
+
+    def _fit_longest(self) -> None:
+        """Give expanded spans as many places as the longest one has tokens, and no more."""
+        longest = int(self.lengths.max())
+        if longest != self.slow.longest:
+            self.slow.longest, self.pool, self._ahead = longest, None, None
 
     def reserve(self, fold: Fold, keys: torch.Tensor) -> None:
         """Make sure that there is room for new spans, before anything is changed.
@@ -203,6 +210,7 @@ class Spans:
             return chosen, self._fetch_all(chosen)
         only = chosen[:, :, 0]
         if self.pool is None or self.pool.places != only.shape or self.pool.is_frozen:
+            self.pool = None  # two of them would not fit
             self.pool = Pool(only.clone(), self._fetch_all(only))
         else:
             self.pool.bring(only, self._served)
@@ -292,6 +300,7 @@ class Spans:
         if tensors:
             for held in (self.slow, self.router, self._fast):
                 held.load(tensors)
+            self._fit_longest()
 
 
 def _means(values: torch.Tensor, fold: Fold) -> torch.Tensor:

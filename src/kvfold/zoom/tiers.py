@@ -51,7 +51,7 @@ class SlowTier(Protocol):
     """Holds the tokens of the spans of one layer and brings those of some to the fast tier."""
 
     longest: int
-    """L, tokens of the longest span."""
+    """L, tokens of the longest span that is held."""
 
     def __len__(self) -> int:
         """Tokens of the spans of the row that has most, empty places among them included."""

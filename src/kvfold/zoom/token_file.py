@@ -7,6 +7,7 @@ the tensor in it covers the whole file, of which the first `length` tokens were 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from kvfold.errors import ArtifactError
 
 HEADER = 512
 """Bytes before the tokens."""
+_ZEROS = 1 << 20
+"""Bytes that are written at once to take room."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -76,7 +79,7 @@ class TokenFile:
         size = HEADER + capacity * self.token_bytes
         try:
             with self.path.open("r+b", buffering=0) as file:
-                _allocate(file.fileno(), size)
+                _allocate(file, size)
                 file.write(self._header(capacity))
         except OSError as error:
             with suppress(OSError):
@@ -139,15 +142,20 @@ class TokenFile:
         return other
 
 
-def _allocate(file: int, size: int) -> None:
-    """Make a file larger; its room is taken at once, where the system can do that."""
+def _allocate(file: io.RawIOBase, size: int) -> None:
+    """Make a file larger and take its room at once, by zeros where the system has no other way."""
     if hasattr(os, "posix_fallocate"):
         try:
-            os.posix_fallocate(file, 0, size)
+            os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-    os.ftruncate(file, size)
+        else:
+            return
+    place = file.seek(0, os.SEEK_END)
+    while place < size:
+        place += file.write(bytes(min(_ZEROS, size - place))) or 0
+    file.seek(0)
 
 
 def _forget(path: Path, process: int) -> None:

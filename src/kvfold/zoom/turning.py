@@ -36,7 +36,7 @@ class Turning:
         return self
 
     def back(self, keys: torch.Tensor) -> torch.Tensor:
-        """Rotated keys `[*, L, D]`, each turned to the position of the first."""
+        """Rotated keys of a span or its beginning, `[*, L, D]`, turned to the first's position."""
         return unrotate(keys, *self._at(keys), interleaved=self.is_interleaved)
 
     def forth(self, keys: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,8 @@ class Turning:
         return rotate(keys, *self._at(keys), interleaved=self.is_interleaved)
 
     def _at(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cosines.to(keys.device), self.sines.to(keys.device)
+        length = keys.shape[-2]
+        return self.cosines[:length].to(keys.device), self.sines[:length].to(keys.device)
 
 
 def turnings(model: PreTrainedModel, longest: int) -> list[Turning | None]:
