@@ -24,4 +24,4 @@ look budgets niah 1024,2048,4096,8192 0.1,0.15 sekv
 look ends niah 1024,2048,4096,8192 0.05,0.2 sekv
 look methods niah 1024,2048,4096,8192 0.15 "sekv,$evicting"
 look ablations niah 2048 0.15 "$ablations"
-look several niah-multikey,niah-multivalue 2048 0.15 "sekv,$evicting"
+look several niah-multikey,niah-multivalue 2048 0.15 sekv,distill,streaming
