@@ -29,11 +29,11 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-oldest lint docs bench install harness model clean
+.PHONY: help demo test test-full test-oldest lint docs bench results results-quick install harness model clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '%-18s%s\n' "$$target" "$$text"; done
+		printf '%-20s%s\n' "$$target" "$$text"; done
 
 demo: $(INSTALLED) ## answer a long document with the full cache and smaller ones, side by side
 	@$(BIN)/kvfold compare --out $(DEMO)
@@ -58,6 +58,12 @@ docs: $(PAGES) ## build the documentation into build/site, links and references 
 bench: $(INSTALLED) ## measure decode and prefill against the full cache
 	@$(BIN)/kvfold bench decode --out $(BENCH)
 	@$(BIN)/kvfold bench prefill --out $(BENCH)
+
+results-quick: $(INSTALLED) model ## make the record in results/quick anew, and the README's table of it
+	@BIN=$(abspath $(BIN)) bench/results.sh quick
+
+results: $(INSTALLED) model ## make everything in results/ anew: hours
+	@BIN=$(abspath $(BIN)) bench/results.sh all
 
 install: $(TOOLS) ## make the environment, with the tools for tests and linting
 

@@ -41,12 +41,16 @@ def test_tables_files_and_resuming(
         "small",
         "nats",
         "KL less",
+        "measured while evaluating, not a benchmark",
+        "first token s",
     ):
         assert expected in shown
     assert said.startswith("  0% prose 1 to 2: full\n")
     assert "eval.json" in said
     names = sorted(path.name for path in out.iterdir())
-    assert names == ["eval.html", "eval.json", "eval.md", "eval.png", "results.jsonl"]
+    assert names == [
+        *("eval.html", "eval.json", "eval.md", "eval.png", "results.jsonl", "tradeoff.png"),
+    ]
     document = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert document["command"].startswith(f"kvfold eval --model {model} --methods streaming,small=")
     assert "--baseline small" in document["command"]
@@ -56,6 +60,7 @@ def test_tables_files_and_resuming(
     again = json.loads(capsys.readouterr().out)
     assert again["rows"] == document["rows"]
     assert again["summaries"] == document["summaries"]
+    assert again["costs"] == document["costs"]
 
 
 def test_needles_by_length_and_depth_with_the_question_later(
@@ -78,6 +83,7 @@ def test_needles_by_length_and_depth_with_the_question_later(
             "niah-multikey.png",
             "niah.png",
             "results.jsonl",
+            "tradeoff.png",
         ),
     ]
     document = json.loads((tmp_path / "eval.json").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import torch
 
 import kvfold
 from kvfold.cache import prefill
-from kvfold.evaluation.batch_decoding import PromptBatch
+from kvfold.evaluation.prompt_batch import PromptBatch
 from tests.contract import (
     EVICTING,
     assert_close,

@@ -15,13 +15,15 @@ from transformers import PreTrainedModel
 import kvfold
 from kvfold.cache import prefill
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.evaluation.batch_decoding import PromptBatch, answer_greedily
+from kvfold.evaluation.batch_decoding import answer_greedily
 from kvfold.evaluation.divergence import divergence, forced_logits
 from kvfold.evaluation.fidelity import Fidelity, evaluate
 from kvfold.evaluation.fidelity_batch import BatchRunner
+from kvfold.evaluation.fidelity_costs import costs
 from kvfold.evaluation.fidelity_rows import FILE, Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
 from kvfold.evaluation.generation import generate
+from kvfold.evaluation.prompt_batch import PromptBatch
 from kvfold.evaluation.samples import draw_samples
 from tests.evaluation.public import write_data
 from tests.tiny import tiny_model
@@ -193,6 +195,40 @@ def test_nothing_counts_after_an_answer_has_ended(
     )
     single = evaluate(model, TOKENIZER, replace(settings, batch=1), folder=tmp_path / "one").rows
     assert_alike(rows, single)
+
+
+def test_every_row_says_what_its_batch_took(found: Fidelity) -> None:
+    for row in found.rows:
+        assert row.batch_rows == 3
+        assert row.first_token_seconds is not None
+        assert row.tokens_per_second is not None
+        assert row.bytes_peak is not None
+        assert 0 < row.first_token_seconds < 60
+        assert row.tokens_per_second > 0
+        assert row.bytes_held <= row.bytes_peak < 1.2 * row.bytes_held
+        taken = (row.set, row.method, row.budget)
+        others = [each for each in found.rows if (each.set, each.method, each.budget) == taken]
+        assert {each.tokens_per_second for each in others} == {row.tokens_per_second}
+    assert found.process_peak is None or found.process_peak > found.rows[0].bytes_held
+
+
+def test_old_rows_are_read_without_what_they_took(
+    found: Fidelity, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "out" / FILE
+    lines = path.read_text(encoding="utf-8").splitlines()
+    later = {"batch_rows", "first_token_seconds", "tokens_per_second", "bytes_peak"}
+    documents = [
+        {name: value for name, value in json.loads(line).items() if name not in later}
+        for line in lines
+    ]
+    rows = [Row.from_dict(each) for each in documents]
+    assert {row.bytes_peak for row in rows} == {None}
+    assert rows == [Row.from_dict(json.loads(line)) for line in lines], "else they are the same"
+    assert costs(rows) == []
+    path.write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
+    again = evaluate(model, TOKENIZER, SETTINGS, folder=tmp_path / "out", resume=True)
+    assert again.rows == found.rows
 
 
 def test_resume_takes_what_is_there(

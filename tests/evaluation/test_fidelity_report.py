@@ -200,7 +200,7 @@ def test_names_cannot_write_into_the_page(report: Report) -> None:
 
 
 def test_files_say_what_was_found(report: Report, tmp_path: Path) -> None:
-    numbers, page, tables, chart = write_report(report, tmp_path / "new")
+    numbers, page, tables, chart, tradeoff = write_report(report, tmp_path / "new")
     document = json.loads(numbers.read_text(encoding="utf-8"))
     assert document["settings"]["baseline"] == "distill"
     assert document["settings"]["methods"][0]["label"] == "h2o"
@@ -209,7 +209,9 @@ def test_files_say_what_was_found(report: Report, tmp_path: Path) -> None:
     assert document["environment"]["commit"] == report.fidelity.environment["commit"]
     assert {each["verdict"] for each in document["differences"]} >= {"nearer to full"}
     assert tables.read_text(encoding="utf-8") == markdown(report)
-    assert page.read_text(encoding="utf-8") == html(report, {"eval.png": chart.read_bytes()})
-    pixels = imread(io.BytesIO(chart.read_bytes()))
-    assert min(pixels.shape[:2]) > 200
-    assert pixels.std() > 0.05
+    pictures = {path.name: path.read_bytes() for path in (chart, tradeoff)}
+    assert page.read_text(encoding="utf-8") == html(report, pictures)
+    for picture in pictures.values():
+        pixels = imread(io.BytesIO(picture))
+        assert min(pixels.shape[:2]) > 200
+        assert pixels.std() > 0.05

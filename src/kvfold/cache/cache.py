@@ -251,6 +251,12 @@ class KVCache(Cache):
         """The model the cache was made for, None when it is gone."""
         return self._model()
 
+    @property
+    def bytes_held(self) -> int:
+        """All bytes on both tiers, without the rest of a report."""
+        held = filter(None, map(contents_of, self.layers))
+        return sum(each.bytes_held + each.bytes_slow for each in held)
+
     def report(self) -> CacheReport:
         """Count what is held now."""
         self.end_of_forward()

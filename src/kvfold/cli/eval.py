@@ -84,8 +84,8 @@ BatchOption = Annotated[
 OutOption = Annotated[
     str,
     typer.Option(
-        help="Folder for results.jsonl, the page eval.html, eval.json, eval.md, eval.png and, with "
-        "--depths, a picture of each set of needles.",
+        help="Folder for results.jsonl, the page eval.html, eval.json, eval.md, eval.png, "
+        "tradeoff.png and, with --depths, a picture of each set of needles.",
         metavar="DIR",
     ),
 ]
@@ -257,6 +257,10 @@ def _print(report: Report) -> None:
     if report.differences:
         rows = tables.difference_rows(report.differences)
         console.print(table(tables.DIFFERENCE_COLUMNS, rows, title="Sample by sample"))
+    if report.costs:
+        rows = tables.cost_rows(report.costs)
+        console.print(table(tables.COST_COLUMNS, rows, title=tables.COST_TITLE))
+        console.print(_wrapped(tables.cost_text(report), console.width), soft_wrap=True)
 
 
 def _wrapped(text: str, width: int) -> Text:

@@ -1,10 +1,4 @@
-"""A batch of prompts, read once for all caches, and decoded together a token a row at a time.
-
-Until what is read at once is whole, every method computes what the full cache computes: evicting
-begins when a layer, or the whole forward, is done. So the model reads a batch once, and the layers
-of every other cache are told the same queries, keys and values. Questions may come later, in a
-forward of their own that each cache answers from what it has kept.
-"""
+"""Rows that are decoded together, a token a row at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfold.cache import KVCache, prefill
-from kvfold.cache.replay import RecordingCache, replay
 
 
 class BatchDecoder:
@@ -102,62 +95,6 @@ def left_padded(
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
     return torch.tensor(rows, device=device), None if bool(mask.all()) else mask
-
-
-class PromptBatch:
-    """A batch of prompts that the full cache has read."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        *,
-        pad: int,
-        question: int = 0,
-    ) -> None:
-        """Read the prompts, shorter ones padded on the left.
-
-        Args:
-            model: An attached model.
-            prompts: B of them.
-            pad: The token to pad with.
-            question: Last tokens of every prompt, fewer than it has, that each cache reads later,
-                in a forward of their own.
-        """
-        tokens, mask = left_padded(prompts, pad, model.device)
-        width = tokens.shape[1]
-        self._tokens, self._question = tokens.split([width - question, question], dim=1)
-        self._mask = None if mask is None else mask[:, : width - question]
-        self._model = model
-        self._full = RecordingCache(model)
-        self._logits = self._read(self._full)
-
-    def decoder(self) -> BatchDecoder:
-        """The full cache itself, after the prompts; to be taken once."""
-        return self._ask(self._full, self._logits)
-
-    def tell(self, cache: KVCache) -> BatchDecoder:
-        """Let another cache hold the prompts.
-
-        Args:
-            cache: Empty, made for the same model.
-        """
-        if len(cache.own_layers) < len(cache.layers):
-            # Layers that are transformers' own cannot be told: the model reads once more.
-            return self._ask(cache, self._read(cache))
-        replay(self._full, cache)
-        return self._ask(cache, self._logits)
-
-    def _read(self, cache: KVCache) -> torch.Tensor:
-        """Run what comes before the questions into a cache."""
-        return prefill(self._model, self._tokens, cache, attention_mask=self._mask)
-
-    def _ask(self, cache: KVCache, logits: torch.Tensor) -> BatchDecoder:
-        """Let a cache that holds the rest read the questions."""
-        decoder = BatchDecoder(self._model, cache, logits, self._mask)
-        if self._question.shape[1] > 0:
-            decoder.read(self._question)
-        return decoder
 
 
 @dataclass(frozen=True, slots=True)

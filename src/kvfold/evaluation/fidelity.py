@@ -20,6 +20,7 @@ from statistics import fmean
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.api import make_cache
+from kvfold.bench.memory import peak_resident
 from kvfold.cache import KVCache
 from kvfold.environment import environment
 from kvfold.evaluation.answers import find_fault, found_share
@@ -68,6 +69,9 @@ class Fidelity:
     """One a sample, method and budget, those of the full cache first."""
     environment: dict[str, object] = field(default_factory=environment)
     """Versions, commit and machine."""
+    process_peak: int | None = field(default_factory=peak_resident)
+    """Most bytes of memory that the process has taken up to now: model, prompts, the full cache and
+    each method's beside it, so of no method by itself. None where the system does not tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,6 +310,10 @@ class _Judge:
             bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,
             bytes_fast=report.bytes_fast // report.rows,
             bytes_full=report.bytes_full // report.rows,
+            batch_rows=found.metered.rows,
+            first_token_seconds=found.metered.first_token_seconds,
+            tokens_per_second=found.metered.tokens_per_second,
+            bytes_peak=found.metered.bytes_peak,
         )
 
     def _text(self, tokens: list[int]) -> str:

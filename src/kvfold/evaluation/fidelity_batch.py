@@ -13,10 +13,11 @@ from kvfold.errors import KVFoldError
 from kvfold.evaluation.batch_decoding import (
     Answer,
     BatchDecoder,
-    PromptBatch,
     answer_greedily,
 )
 from kvfold.evaluation.generation import stop_tokens
+from kvfold.evaluation.metering import Metered
+from kvfold.evaluation.prompt_batch import PromptBatch
 from kvfold.evaluation.sample import Protocol, Sample
 from kvfold.ops.divergence import kl_divergence
 
@@ -39,6 +40,8 @@ class Reference:
     """Most tokens of an answer."""
     report: CacheReport
     """What it held after the prompts."""
+    metered: Metered
+    """What it took, its own answers included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Found:
     """Its own; None for texts."""
     report: CacheReport
     """What it held after the prompts."""
+    metered: Metered
+    """What it took, the forced tokens included, its own answers not."""
 
     @classmethod
     def of_full(cls, reference: Reference) -> Found:
@@ -62,6 +67,7 @@ class Found:
             [[True] * length for length in reference.lengths],
             reference.answers,
             reference.report,
+            reference.metered,
         )
 
 
@@ -104,15 +110,19 @@ class BatchRunner:
         decoder = prompts.decoder()
         report = decoder.cache.report()
         follow = [sample.continuation or [] for sample in samples]
+        answers = None
         if samples[0].kind == "text":
             forced = torch.tensor(follow, device=self._model.device)
             logits = [decoder.feed(tokens) for tokens in forced.T]
-            return Reference(prompts, forced, list(map(len, follow)), logits, None, limit, report)
-        answers, logits = answer_greedily(decoder, limit=limit, stop=self._stop)
-        rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
-        forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
-        lengths = [len(answer.tokens) for answer in answers]
-        return Reference(prompts, forced, lengths, logits, answers, limit, report)
+            lengths = list(map(len, follow))
+        else:
+            answers, logits = answer_greedily(decoder, limit=limit, stop=self._stop)
+            rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
+            forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
+            lengths = [len(answer.tokens) for answer in answers]
+        return Reference(
+            prompts, forced, lengths, logits, answers, limit, report, decoder.metered()
+        )
 
     def compare(self, cache: KVCache, reference: Reference) -> Found:
         """Let a method's cache hold the batch, and force what the full cache has seen.
@@ -137,7 +147,7 @@ class BatchRunner:
         answers = None
         if free is not None and reference.answers is not None:
             answers = self._answers(free, reference, found.tolist())
-        return Found(divergences, agreements, answers, report)
+        return Found(divergences, agreements, answers, report, decoder.metered())
 
     def _cut(
         self, reference: Reference, distances: list[torch.Tensor], found: torch.Tensor

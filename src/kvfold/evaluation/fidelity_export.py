@@ -10,13 +10,15 @@ from kvfold.evaluation.fidelity_chart import draw
 from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
 from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import Report
+from kvfold.evaluation.fidelity_tradeoff_chart import draw_tradeoff
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     """Write all numbers as `eval.json`, and a page with all tables and pictures as `eval.html`.
 
-    By themselves the tables are `eval.md`, the chart is `eval.png`, and where needles have named
-    depths the answers by depth and length are `SET.png`.
+    By themselves the tables are `eval.md`, the chart is `eval.png`, quality against bytes and speed
+    is `tradeoff.png`, and where needles have named depths the answers by depth and length are
+    `SET.png`.
 
     Args:
         report: An evaluation with its statistics.
@@ -28,7 +30,11 @@ def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     Raises:
         ArtifactError: When the folder cannot be written to.
     """
-    pictures = {"eval.png": draw(report), **_heatmaps(report)}
+    pictures = {
+        "eval.png": draw(report),
+        "tradeoff.png": draw_tradeoff(report.fidelity),
+        **_heatmaps(report),
+    }
     texts = {
         "eval.json": json_text(report.to_dict()),
         "eval.html": html(report, pictures),

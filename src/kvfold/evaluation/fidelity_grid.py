@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from kvfold.evaluation.fidelity_rows import Row
+from kvfold.evaluation.fidelity_rows import Row, by_run
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.statistics import Share
 
@@ -59,7 +59,7 @@ def grid(rows: Sequence[Row]) -> list[Cell]:
     return [
         _cell(name, length, run, own, [row for row in inside if row.method == FULL])
         for name, length, inside in _groups([row for row in rows if row.is_right is not None])
-        for run, own in _by_run(inside).items()
+        for run, own in by_run(inside).items()
     ]
 
 
@@ -81,14 +81,6 @@ def _groups(rows: Sequence[Row]) -> Iterator[tuple[str, int | None, list[Row]]]:
             yield name, length, [row for row in own if row.length == length]
         if len(lengths) > 1:
             yield name, None, own
-
-
-def _by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by method and budget."""
-    runs: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        runs.setdefault((row.method, row.budget), []).append(row)
-    return runs
 
 
 def _cell(

@@ -10,8 +10,9 @@ import torch
 
 from kvfold.evaluation.answers import FAULTS
 from kvfold.evaluation.fidelity import Fidelity
+from kvfold.evaluation.fidelity_costs import Cost, costs
 from kvfold.evaluation.fidelity_grid import Cell, grid
-from kvfold.evaluation.fidelity_rows import Row
+from kvfold.evaluation.fidelity_rows import Row, by_run
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.statistics import Interval
 
@@ -108,7 +109,7 @@ def summarize(rows: Sequence[Row], *, seed: int) -> list[Summary]:
     for group, belongs in groups(rows).items():
         inside = [row for row in rows if belongs(row)]
         full = {_sample(row): row for row in inside if row.method == FULL}
-        for (method, budget), own in _by_run(inside).items():
+        for (method, budget), own in by_run(inside).items():
             found.append(_summary(group, method, budget, own, full, seed))
     return found
 
@@ -123,7 +124,7 @@ def differences(rows: Sequence[Row], baseline: str, *, seed: int) -> list[Differ
     """
     found = []
     for group, belongs in groups(rows).items():
-        runs = _by_run([row for row in rows if belongs(row)])
+        runs = by_run([row for row in rows if belongs(row)])
         for (method, budget), own in runs.items():
             if method == baseline or (baseline, budget) not in runs:
                 continue
@@ -146,6 +147,8 @@ class Report:
     """By group, budget and method; empty without a baseline."""
     cells: tuple[Cell, ...]
     """Tasks by set, length, method and budget."""
+    costs: tuple[Cost, ...]
+    """Time and memory by the way, by set, length, method and budget."""
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain data."""
@@ -158,6 +161,8 @@ class Report:
             "summaries": [asdict(each) for each in self.summaries],
             "differences": [each.to_dict() for each in self.differences],
             "grid": [each.to_dict() for each in self.cells],
+            "costs": [asdict(each) for each in self.costs],
+            "process_peak": self.fidelity.process_peak,
             "rows": [row.to_dict() for row in self.fidelity.rows],
         }
 
@@ -168,7 +173,9 @@ def report_of(fidelity: Fidelity) -> Report:
     baseline = settings.compared_with
     compared = [] if baseline is None else differences(rows, baseline, seed=settings.seed)
     summaries = summarize(rows, seed=settings.seed)
-    return Report(fidelity, tuple(summaries), tuple(compared), tuple(grid(rows)))
+    return Report(
+        fidelity, tuple(summaries), tuple(compared), tuple(grid(rows)), tuple(costs(rows))
+    )
 
 
 def _summary(
@@ -199,14 +206,6 @@ def _summary(
         tokens_kept=fmean(row.tokens_kept for row in rows),
         bytes_share=sum(row.bytes_held for row in rows) / sum(row.bytes_full for row in rows),
     )
-
-
-def _by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by method and budget."""
-    runs: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        runs.setdefault((row.method, row.budget), []).append(row)
-    return runs
 
 
 def _paired(own: Iterable[Row], others: Iterable[Row]) -> Iterator[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 
@@ -64,6 +64,17 @@ class Row:
     """After the prompt: those on the tier that attention reads."""
     bytes_full: int
     """Keys and values that a full cache would hold of the batch, a row."""
+    batch_rows: int | None = field(default=None, compare=False)
+    """Samples of the batch, which share the measurements that follow. These were made by the way
+    and are no benchmark; rows that differ in them alone are equal. None in old rows."""
+    first_token_seconds: float | None = field(default=None, compare=False)
+    """To read the batch's prompts, to fill the cache and to read the questions, if these come
+    later; reading, which is done once for all methods, counts for each."""
+    tokens_per_second: float | None = field(default=None, compare=False)
+    """Of all rows of the batch together, over the forced tokens, or the full cache's own answers;
+    None where there were none."""
+    bytes_peak: int | None = field(default=None, compare=False)
+    """Most bytes of the batch's cache after a forward, both tiers, a row."""
 
     @property
     def kl(self) -> float | None:
@@ -81,7 +92,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, object]) -> Row:
-        """Read what `to_dict` wrote, now or before rows had lengths, depths, protocols and tiers.
+        """Read what `to_dict` wrote, now or before rows had what has a default here, or tiers.
 
         Raises:
             KeyError: When something else is missing.
@@ -98,6 +109,14 @@ class Row:
 def key_of(facts: Mapping[str, object]) -> str:
     """A hash of some plain data."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by method and budget."""
+    runs: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        runs.setdefault((row.method, row.budget), []).append(row)
+    return runs
 
 
 class RowStore:

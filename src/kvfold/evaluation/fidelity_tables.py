@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kvfold.artifacts import MIB, format_bytes
+from kvfold.evaluation.fidelity_costs import Cost
 from kvfold.evaluation.fidelity_grid import Cell
 from kvfold.evaluation.fidelity_report import Difference, Report, Summary
 from kvfold.evaluation.fidelity_settings import FidelitySettings
-from kvfold.evaluation.statistics import Interval, Share
+from kvfold.evaluation.statistics import Interval, Middle, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,19 @@ GRID_LEGEND = (
     "as shares of a full cache's after the prompt."
 )
 """What the columns mean."""
+COST_COLUMNS = ("set", "length", "method", "budget", "rows", "first token s", "tokens/s", "MiB")
+"""Of the table of time and memory."""
+COST_TITLE = "Time and memory, measured while evaluating, not a benchmark"
+"""What stands above it."""
+COST_LEGEND = (
+    "Medians over samples with their range. rows: samples that were run together; first token: "
+    "seconds to read their prompts, to fill the cache and to read questions that come later (a "
+    "prompt is read once for all methods, and counts for each); tokens/s: of all rows together, "
+    "over the tokens that the full cache says, the same for every method; MiB: of the cache a row, "
+    "the most that it held after a forward, both tiers. Nothing was repeated, and whatever else "
+    "ran on the machine is in these numbers: kvfold bench measures speed and memory."
+)
+"""What the columns mean."""
 LEGEND = (
     "KL: nats from the full cache's next-token distribution, mean over samples and its bootstrap "
     "interval, eviction at every decoded token; top-1: share of tokens on whose likeliest "
@@ -125,6 +140,34 @@ def grid_rows(cells: Iterable[Cell]) -> list[tuple[str | None, ...]]:
         )
         for each in cells
     ]
+
+
+def cost_rows(costs: Iterable[Cost]) -> list[tuple[str | None, ...]]:
+    """Cells of the table of time and memory, in the order of `COST_COLUMNS`."""
+    return [
+        (
+            each.set,
+            str(each.length),
+            each.method,
+            each.budget,
+            _middle(each.batch_rows, ".0f"),
+            _middle(each.first_token_seconds, ".2f"),
+            _middle(each.tokens_per_second, ".1f"),
+            _middle(each.bytes_peak, ".2f", unit=MIB),
+        )
+        for each in costs
+    ]
+
+
+def cost_text(report: Report) -> str:
+    """What the columns of time and memory mean, and what the process took as a whole."""
+    peak = report.fidelity.process_peak
+    if peak is None:
+        return COST_LEGEND
+    return (
+        f"{COST_LEGEND} The process took {format_bytes(peak)} of memory at most, with the model, "
+        "the prompts, the full cache and each method's beside it."
+    )
 
 
 def grids(report: Report) -> dict[str, list[Cell]]:
@@ -186,6 +229,9 @@ def parts(report: Report) -> list[Part]:
         title = f"{settings.compared_with} against the others, sample by sample"
         table = Table(DIFFERENCE_COLUMNS, difference_rows(report.differences))
         found.append(Part(title, table=table))
+    if report.costs:
+        table = Table(COST_COLUMNS, cost_rows(report.costs))
+        found.append(Part(COST_TITLE, cost_text(report), table=table))
     return found
 
 
@@ -205,6 +251,15 @@ def _interval(interval: Interval) -> str:
 def _share(share: Share) -> str:
     low, high = share.bounds
     return f"{share.mean:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _middle(middle: Middle | None, spec: str, *, unit: int = 1) -> str | None:
+    """A median, and its range where it has one."""
+    if middle is None:
+        return None
+    numbers = (middle.median, middle.lowest, middle.highest)
+    shown, low, high = (format(number / unit, spec) for number in numbers)
+    return shown if low == high else f"{shown} ({low} to {high})"
 
 
 def _percent(share: float | None) -> str | None:

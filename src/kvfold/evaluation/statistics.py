@@ -1,9 +1,11 @@
-"""Means and shares with their uncertainty: bootstrap and Wilson intervals."""
+"""Means and shares with their uncertainty, bootstrap and Wilson intervals, and medians."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -34,6 +36,23 @@ class Interval:
         picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
         bounds = values[picks].mean(dim=1).quantile(torch.tensor([0.025, 0.975]).double())
         return cls(float(values.mean()), float(bounds[0]), float(bounds[1]), len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A median with the range of its sample."""
+
+    median: float
+    """The middle one."""
+    lowest: float
+    """The smallest."""
+    highest: float
+    """The largest."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Middle:
+        """From a sample, of one at least."""
+        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""Quality against cost: points of rows whose numbers are known, and the best of points."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfold.evaluation.fidelity_tradeoff import Point, frontier, points
+from kvfold.evaluation.fidelity_tradeoff_chart import draw_tradeoff
+from kvfold.evaluation.statistics import Middle, Share
+from tests.evaluation.test_fidelity_costs import TIMED, report, timed
+from tests.evaluation.test_fidelity_report import ROWS, row
+
+
+def find(found: list[Point], method: str) -> Point:
+    (point,) = [each for each in found if each.method == method]
+    return point
+
+
+def test_points_have_distance_answers_bytes_and_speed() -> None:
+    point = find(points(ROWS, seed=0), "distill")
+    assert point.kl is not None
+    assert point.kl.mean == pytest.approx((0.6 + 1.2) / 7)
+    assert (point.answers, point.bytes_fast, point.speed) == (Share(1, 4), 0.3, None)
+    (full, other) = points(TIMED[:6], seed=0)
+    assert full.speed == Middle(1, 1, 1)
+    assert other.speed == Middle(2, 1.5, 2.5)
+    assert (full.answers, other.answers) == (None, None)
+
+
+def test_batches_of_other_sizes_are_not_compared() -> None:
+    alone = timed(row("h2o", "prose", 0, 0.1), 15, rows=1)
+    assert find(points([TIMED[0], alone], seed=0), "h2o").speed is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_frontier_is_what_nothing_beats(places: list[tuple[int, int]]) -> None:
+    best = frontier([cost for cost, _ in places], [gain for _, gain in places])
+
+    def beats(one: tuple[int, int], other: tuple[int, int]) -> bool:
+        return one != other and one[0] <= other[0] and one[1] >= other[1]
+
+    unbeaten = {own for own in places if not any(beats(each, own) for each in places)}
+    assert [places[place] for place in best] == sorted(unbeaten)
+
+
+def test_pictures_differ_where_rows_do() -> None:
+    whole, texts = draw_tradeoff(report(ROWS).fidelity), draw_tradeoff(report(TIMED[:6]).fidelity)
+    slower = (*TIMED[:3], *(timed(each, 3) for each in TIMED[3:6]))
+    assert len({whole, texts, draw_tradeoff(report(slower).fidelity)}) == 3
