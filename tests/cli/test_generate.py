@@ -92,7 +92,7 @@ def test_what_sekv_does_is_drawn(
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
     assert err.endswith(f"wrote {path}\n")
     assert err.startswith("sekv: keeps ")
-    assert "newest tokens" in err.splitlines()[1]
+    assert "newest, " in err.splitlines()[1]
     path.unlink()
     document = as_json(capsys, *options, "--explain", str(path))
     assert document["explanation"] == str(path)

@@ -68,6 +68,14 @@ def test_a_difference_in_shape_is_named() -> None:
     assert differing_facts(expected, found) == "kv_heads 4 instead of 2"
 
 
+def test_a_sentence_names_some_differences_and_no_long_ones():
+    numbers = {f"size_{number}": number for number in range(6)}
+    said = differing_facts(numbers | {"a": list(range(60))}, dict.fromkeys(numbers, 9) | {"a": []})
+    assert said == (
+        "other a, size_0 9 instead of 0, size_1 9 instead of 1, size_2 9 instead of 2, and 3 more"
+    )
+
+
 def test_the_meta_device_is_refused() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(tiny_config("llama"))

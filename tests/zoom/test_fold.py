@@ -49,6 +49,7 @@ def plan(
     return plan_fold(
         slots_at(positions), surprisal, torch.tensor(settled or [0] * len(positions)),
         torch.tensor(ends if until is None else until), how, torch.tensor(room),
+        torch.full((len(positions),), how.sinks),
     )  # fmt: skip
 
 

@@ -144,6 +144,14 @@ def test_the_budget_holds_at_every_token(budget: float, monkeypatch: pytest.Monk
     assert max(shares) <= budget
 
 
+def test_many_sinks_take_a_quarter_of_the_budget():
+    held = fresh(0.25, sinks=190)
+    run(wide(), held, [tiny_ids(1, 500), *one_by_one(tiny_ids(1, 30))])
+    (first, _), report = layers_of(held), held.report()
+    assert first.slots.positions[0, 0, :31].tolist() == list(range(31))
+    assert report.bytes_fast <= 0.25 * report.bytes_full
+
+
 def test_spans_shorter_than_allowed_take_no_more_than_they_have():
     held = fresh(0.3, longest=1024)
     run(wide(), held, [tiny_ids(1, 300)])

@@ -57,10 +57,11 @@ class CacheReport:
         kept = f"{min(self.tokens_kept)}" if self.tokens_kept else "0"
         if self.tokens_kept and max(self.tokens_kept) != min(self.tokens_kept):
             kept += f" to {max(self.tokens_kept)}"
-        slow = f" and {format_bytes(self.bytes_slow)} slow" if self.bytes_slow else ""
+        slow = f" fast and {format_bytes(self.bytes_slow)} slow" if self.bytes_slow else ""
+        share = f"{'fast ' if slow else ''}{self.share:.0%}"
         more = "" if self.details is None else f"\n{self.details}"
         return (
             f"{self.method}: keeps {kept} of {self.tokens_seen} tokens a layer in "
-            f"{format_bytes(self.bytes_fast)}{slow}, {self.share:.0%} of a full cache's "
+            f"{format_bytes(self.bytes_fast)}{slow}, {share} of a full cache's "
             f"{format_bytes(self.bytes_full)}{more}"
         )

@@ -52,6 +52,10 @@ def shape_facts(model: PreTrainedModel) -> dict[str, object]:
     }
 
 
+_SAID, _LONGEST = 4, 80
+"""Most differences that a sentence names, and most letters of one of them."""
+
+
 def differing_facts(expected: dict[str, object], found: dict[str, object]) -> str:
     """Says in words what differs between two models' facts; empty when nothing does."""
     names = sorted(expected.keys() | found.keys())
@@ -59,7 +63,15 @@ def differing_facts(expected: dict[str, object], found: dict[str, object]) -> st
     shapes = [name for name in differing if name != "weights"]
     if differing and not shapes:
         return "the weights differ (another or a fine-tuned checkpoint)"
-    return ", ".join(f"{name} {found.get(name)} instead of {expected.get(name)}" for name in shapes)
+    said = [_difference(name, found.get(name), expected.get(name)) for name in shapes]
+    more = len(said) - _SAID
+    return ", ".join(said[:_SAID]) + (f", and {more} more" if more > 0 else "")
+
+
+def _difference(name: str, found: object, expected: object) -> str:
+    """One of them; what is long is only named."""
+    said = f"{name} {found} instead of {expected}"
+    return said if len(said) <= _LONGEST else f"other {name}"
 
 
 @torch.no_grad()

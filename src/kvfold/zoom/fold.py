@@ -29,7 +29,7 @@ class Segmenting:
     """How a text is divided."""
 
     sinks: int
-    """First tokens that stay exact."""
+    """First tokens that stay exact, where the budget has room for them."""
     deviations: float
     """Standard deviations above the mean surprisal from which a token is an anchor."""
     shortest: int
@@ -47,6 +47,7 @@ def plan_fold(
     until: torch.Tensor,
     segmenting: Segmenting,
     most: torch.Tensor,
+    sinks: torch.Tensor,
 ) -> Fold:
     """Divide the exact tokens that are not settled yet.
 
@@ -58,6 +59,7 @@ def plan_fold(
         segmenting: How.
         most: Tokens of each row that may stay exact among those that are divided, `[B]`; without
             sinks.
+        sinks: First tokens of each row that stay exact, `[B]`.
     """
     positions = slots.positions[:, 0].long()
     is_due = (positions >= settled[:, None]) & (positions < until[:, None])
@@ -65,8 +67,8 @@ def plan_fold(
     due = is_due.gather(1, order)
     nats, where = surprisal.gather(1, order), positions.gather(1, order)
     found = [
-        _segment(nats[row, None], where[row, None], due[row, None], segmenting, room)
-        for row, room in enumerate(most.tolist())
+        _segment(nats[row, None], where[row, None], due[row, None], segmenting, room, first)
+        for row, (room, first) in enumerate(zip(most.tolist(), sinks.tolist(), strict=True))
     ]
     span_of = torch.cat([each.span_of for each, _ in found])
     count = max(int(each.counts) for each, _ in found)
@@ -105,14 +107,17 @@ def _segment(
     tokens: torch.Tensor,
     how: Segmenting,
     most: int,
+    sinks: int,
 ) -> tuple[Segmentation, torch.Tensor]:
     """Segment one row, `[1, N]`, with as many anchors as leave at most `most` tokens exact.
+
+    The first `sinks` of its text are exact besides.
 
     Returns:
         The segmentation, and whether each token is an anchor, `[1, N]`.
     """
     thresholds = anchor_threshold(surprisal, tokens, how.deviations)
-    is_sink = (positions < how.sinks) & tokens
+    is_sink = (positions < sinks) & tokens
     allowed = most
     while True:
         found = anchors(surprisal, tokens, thresholds, sinks=0, most=allowed) | is_sink

@@ -25,6 +25,10 @@ LEAST_WINDOW = 8
 """And at least, however small the budget."""
 FIRST = 32
 """Tokens of a row that are divided first, at least: directions are found among them."""
+_LEAST_SINKS = 4
+"""First tokens that stay exact in any case, where so many are asked for."""
+_SINK_PART = 4
+"""More of them take at most this part of a budget."""
 _WINDOW_PART = 16
 """The window takes this part of a budget."""
 _ANCHOR_PART = 32
@@ -99,7 +103,8 @@ class Folding:
         if bool(is_due.any()):
             exact = first.slots.counts - (lengths - settled)
             most = (worth // _ANCHOR_PART - exact).clamp_min(0)
-            self._fold(zoom, settled, until.where(is_due, settled), most)
+            sinks = (worth // _SINK_PART).clamp_min(_LEAST_SINKS).clamp_max(self._how.sinks)
+            self._fold(zoom, settled, until.where(is_due, settled), most, sinks)
 
     def _note_surprisal(self, first: ZoomLayer, new: slice, outcome: Outcome | None) -> None:
         """Of a prompt; a generated token is one that the model itself found likely: 0.
@@ -128,11 +133,12 @@ class Folding:
         settled: torch.Tensor,
         until: torch.Tensor,
         most: torch.Tensor,
+        sinks: torch.Tensor,
     ) -> None:
         first = layers[0].slots
         surprisal = first.field(SURPRISAL)[:, 0]
         with self._timed("segmentation"):
-            fold = plan_fold(first, surprisal, settled, until, self._how, most)
+            fold = plan_fold(first, surprisal, settled, until, self._how, most, sinks)
         if (notes := layers[0].notes) is not None:
             notes.note_anchors(fold.anchors)
         with self._timed("spans"):

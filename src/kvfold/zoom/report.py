@@ -52,7 +52,7 @@ class ZoomReport:
         least, most = min(self.expanded), max(self.expanded)
         expanded = f"{most}" if least == most else f"{least} to {most}"
         return (
-            f"{self.anchors:.0f} anchors, {self.window:.0f} newest tokens, {self.spans:.0f} spans "
+            f"{self.anchors:.0f} exact tokens, {self.window:.0f} newest, {self.spans:.0f} spans "
             f"of {self.span_tokens:.1f} tokens{rank}; a query expands {expanded} "
             f"({max(self.expanded_share):.1%}); {format_bytes(self.bytes_moved)} moved; "
             f"at most {format_bytes(self.bytes_peak or self.bytes_prompt)} fast"
