@@ -16,6 +16,11 @@ QUICK = [
 ]
 
 
+def visible(folder: Path) -> list[str]:
+    """Names of the files that are for the user."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"))
@@ -47,7 +52,7 @@ def test_tables_files_and_resuming(
         assert expected in shown
     assert said.startswith("  0% prose 1 to 2: full\n")
     assert "eval.json" in said
-    names = sorted(path.name for path in out.iterdir())
+    names = visible(out)
     assert names == [
         *("eval.html", "eval.json", "eval.md", "eval.png", "results.jsonl", "tradeoff.png"),
     ]
@@ -73,7 +78,7 @@ def test_needles_by_length_and_depth_with_the_question_later(
     assert "niah-multikey, right answers by length, protocol agnostic" in shown
     assert "niah at 700" in shown
     assert "niah-multikey.png" in said
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = visible(tmp_path)
     assert names == [
         *(
             "eval.html",
@@ -163,6 +168,7 @@ def test_answers_may_be_as_long_as_a_set_needs(
         (["--depths", "1"], "depths: 1 is below 2"),
         (["--length", str(POSITIONS)], f"{POSITIONS} positions: give a smaller length"),
         (["--batch", "-1"], "batch: -1 is below 1"),
+        (["--workers", "0"], "workers: 0 is below 1"),
         (["--baseline", "knorm"], "baseline 'knorm' is not measured"),
         (["--dtype", "int8"], "dtype 'int8' is not one of"),
         (["--model", ""], "the model name is empty"),

@@ -17,10 +17,11 @@ from kvfold.cache import prefill
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.evaluation.batch_decoding import answer_greedily
 from kvfold.evaluation.divergence import divergence, forced_logits
-from kvfold.evaluation.fidelity import Fidelity, evaluate
+from kvfold.evaluation.fidelity import evaluate
 from kvfold.evaluation.fidelity_batch import BatchRunner
 from kvfold.evaluation.fidelity_costs import costs
-from kvfold.evaluation.fidelity_rows import FILE, Row
+from kvfold.evaluation.fidelity_found import Fidelity
+from kvfold.evaluation.fidelity_rows import FILE, LOCK, Row, RowStore
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
 from kvfold.evaluation.generation import generate
 from kvfold.evaluation.prompt_batch import PromptBatch
@@ -270,9 +271,19 @@ def test_an_interrupted_run_goes_on(
             evaluate(model, TOKENIZER, SETTINGS, folder=tmp_path / "half")
     lines = (tmp_path / "half" / FILE).read_text(encoding="utf-8").splitlines()
     assert len(lines) == 6 * 3
-    assert [path.name for path in (tmp_path / "half").iterdir()] == [FILE]
+    assert {path.name for path in (tmp_path / "half").iterdir()} == {FILE, LOCK}
     resumed = evaluate(model, TOKENIZER, SETTINGS, folder=tmp_path / "half", resume=True)
     assert resumed.rows == found.rows
+
+
+def test_two_that_write_into_one_folder_lose_nothing(found: Fidelity, tmp_path: Path) -> None:
+    one, other = (RowStore(tmp_path / "both", resume=True) for _ in range(2))
+    rows = [row for row in found.rows if row.method != "same"]
+    for number, row in enumerate(rows):
+        (other if number % 2 else one).add([row])
+    kept = RowStore(tmp_path / "both", resume=True)
+    assert [kept.find(row.key) for row in rows] == rows
+    assert one.find(rows[1].key) == rows[1], "known, too, once it has written"
 
 
 def test_other_settings_take_no_rows_and_labels_may_change(

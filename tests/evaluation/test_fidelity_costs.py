@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvfold.evaluation.fidelity import Fidelity, Subject
 from kvfold.evaluation.fidelity_costs import costs
+from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import Report, report_of
 from kvfold.evaluation.fidelity_rows import Row

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from kvfold.evaluation.fidelity import Fidelity, Subject
 from kvfold.evaluation.fidelity_export import write_report
+from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_grid import Cell, grid
 from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
 from kvfold.evaluation.fidelity_pages import markdown

@@ -15,8 +15,9 @@ import kvfold
 from kvfold.cache import prefill
 from kvfold.errors import ConfigError
 from kvfold.evaluation.divergence import divergence, forced_logits
-from kvfold.evaluation.fidelity import Fidelity, evaluate
+from kvfold.evaluation.fidelity import evaluate
 from kvfold.evaluation.fidelity_batch import BatchRunner
+from kvfold.evaluation.fidelity_found import Fidelity
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
 from kvfold.evaluation.generation import generate

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from kvfold.evaluation.fidelity import Fidelity, Subject
 from kvfold.evaluation.fidelity_export import write_report
+from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import (
     Report,

@@ -100,6 +100,13 @@ ResumeOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="Of the samples and of the intervals.")]
 
+WorkersOption = Annotated[
+    int,
+    typer.Option(
+        help="Processes that share the batches, each with the model, on a GPU of its own."
+    ),
+]
+
 _AS_GIVEN = (
     *("samples", "protocol", "depths", "tokens", "max_new_tokens", "batch", "seed", "baseline"),
 )
@@ -122,6 +129,7 @@ def eval(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
+    workers: WorkersOption = 1,
     out: OutOption = "kvfold-eval",
     resume: ResumeOption = False,
     json_output: JsonOption = False,
@@ -151,7 +159,10 @@ def eval(
     _check(settings, folder, resume=resume)
     # Which sets a group stands for, or are asked without any name, depends on the data at hand.
     command = _command(given | {"sets": ",".join(settings.sets)})
-    report = _run(settings, (model, dtype, device), folder, command, resume=resume)
+    source = (model, dtype, device)
+    if workers != 1:
+        _run_parts(settings, source, folder, workers)
+    report = _run(settings, source, folder, command, resume=resume or workers > 1)
     _show(report, folder, json_output=json_output)
 
 
@@ -202,6 +213,20 @@ def _check(settings: FidelitySettings, folder: Path, *, resume: bool) -> None:
 
     require_folder(folder, resume=resume)
     require_sets(settings.sets)
+
+
+def _run_parts(
+    settings: FidelitySettings,
+    source: tuple[str, str | None, str | None],
+    folder: Path,
+    workers: int,
+) -> None:
+    from kvfold.evaluation.fidelity_workers import Source, evaluate_parts
+
+    with progress() as report:
+        evaluate_parts(
+            Source(*source), settings, folder=folder, workers=workers, on_progress=report
+        )
 
 
 def _run(

@@ -13,18 +13,17 @@ compared is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.api import make_cache
-from kvfold.bench.memory import peak_resident
 from kvfold.cache import KVCache
-from kvfold.environment import environment
 from kvfold.evaluation.answers import find_fault, found_share
 from kvfold.evaluation.fidelity_batch import BatchRunner, Found, Reference
+from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
 from kvfold.evaluation.fidelity_settings import EVERYTHING, FULL, FidelitySettings, MethodSpec
 from kvfold.evaluation.prompt import require_positions
@@ -38,40 +37,13 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What was judged on what."""
+class Part:
+    """Which batches one process does: every so many, from one of the first on."""
 
-    model: str
-    """The name it was loaded by."""
-    fingerprint: str
-    """Of the model's shape and weights."""
-    dtype: str
-    """Of the weights."""
-    device: str
-    """Where it ran."""
-    samples: dict[str, str]
-    """By set, and length where there are several, the hash of its samples."""
-    policies: dict[str, str]
-    """By label, the hash of a learned policy's weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fidelity:
-    """All that was found."""
-
-    command: str
-    """What makes this result again."""
-    subject: Subject
-    """Model and samples."""
-    settings: FidelitySettings
-    """What was asked for."""
-    rows: tuple[Row, ...]
-    """One a sample, method and budget, those of the full cache first."""
-    environment: dict[str, object] = field(default_factory=environment)
-    """Versions, commit and machine."""
-    process_peak: int | None = field(default_factory=peak_resident)
-    """Most bytes of memory that the process has taken up to now: model, prompts, the full cache and
-    each method's beside it, so of no method by itself. None where the system does not tell."""
+    index: int = 0
+    """Of the first."""
+    count: int = 1
+    """Processes that share the batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,10 +112,38 @@ def evaluate(
     """
     settings = settings or FidelitySettings()
     store = RowStore(Path(folder), resume=resume)
-    _require_positions(model, settings)
     judge = _Judge(model, tokenizer, settings, store)
-    rows = tuple(judge.judge(on_progress))
-    return Fidelity(command, judge.subject(name), settings, rows)
+    judge.judge(on_progress, Part())
+    return Fidelity(command, judge.subject(name), settings, tuple(judge.rows()))
+
+
+def evaluate_part(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: FidelitySettings,
+    *,
+    folder: str | Path,
+    part: Part,
+    on_progress: Progress | None = None,
+) -> None:
+    """Do a part of an evaluation, beside processes that do the others, and leave its rows.
+
+    When all parts are done, `evaluate` with `resume` gives what was found.
+
+    Args:
+        model: An attached model, the same in all processes.
+        tokenizer: Its tokenizer.
+        settings: Methods, budgets, samples, the same in all processes.
+        folder: Where the rows of all processes are; those that are there are taken.
+        part: What this process does.
+        on_progress: Told about each stage.
+
+    Raises:
+        ConfigError: For methods, budgets or samples that cannot be had.
+        ArtifactError: When rows cannot be read or written.
+    """
+    store = RowStore(Path(folder), resume=True)
+    _Judge(model, tokenizer, settings, store).judge(on_progress, part)
 
 
 class _Judge:
@@ -156,6 +156,7 @@ class _Judge:
         settings: FidelitySettings,
         store: RowStore,
     ) -> None:
+        _require_positions(model, settings)
         self._model, self._tokenizer = model, tokenizer
         self._settings, self._store = settings, store
         self._runner = BatchRunner(
@@ -183,13 +184,17 @@ class _Judge:
             policies={run.spec.label: run.policy for run in self._runs if run.policy is not None},
         )
 
-    def judge(self, on_progress: Progress | None) -> Iterator[Row]:
-        """All rows, by method and budget, the full cache's first."""
-        batches = list(self._batches())
+    def judge(self, on_progress: Progress | None, part: Part) -> None:
+        """Leave the rows of a part of all batches."""
+        batches = list(self._batches())[part.index :: part.count]
         for number, batch in enumerate(batches):
             for stage, share in self._judge_batch(batch):
                 if on_progress is not None:
                     on_progress(stage, (number + share) / len(batches))
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, by method and budget, the full cache's first; they have been left."""
+        batches = list(self._batches())
         for run in self._runs:
             for batch in batches:
                 for sample in batch.samples:

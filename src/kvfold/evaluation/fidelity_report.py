@@ -9,8 +9,8 @@ from statistics import fmean
 import torch
 
 from kvfold.evaluation.answers import FAULTS
-from kvfold.evaluation.fidelity import Fidelity
 from kvfold.evaluation.fidelity_costs import Cost, costs
+from kvfold.evaluation.fidelity_found import Fidelity
 from kvfold.evaluation.fidelity_grid import Cell, grid
 from kvfold.evaluation.fidelity_rows import Row, by_run
 from kvfold.evaluation.fidelity_settings import FULL

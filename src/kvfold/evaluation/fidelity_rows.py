@@ -9,6 +9,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 
+from filelock import FileLock
+
 from kvfold.artifacts import write_files
 from kvfold.errors import ArtifactError, ConfigError
 from kvfold.evaluation.answers import Fault
@@ -16,6 +18,8 @@ from kvfold.evaluation.sample import Protocol
 
 FILE = "results.jsonl"
 """Name of the file in its folder: one sample, method and budget a line."""
+LOCK = ".results.lock"
+"""Name of the file beside it that one process at a time may hold while it writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,18 +139,24 @@ class RowStore:
         """
         require_folder(folder, resume=resume)
         self._folder = folder
-        self._rows = {row.key: row for row in _read(folder / FILE)}
+        self._rows = _read(folder / FILE)
 
     def find(self, key: str) -> Row | None:
         """The row of a key, if there is one."""
         return self._rows.get(key)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows and write the file, whole or not at all."""
-        self._rows |= {row.key: row for row in rows}
-        lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self._rows.values()]
-        text = "\n".join([*lines, ""])
-        write_files(self._folder, {FILE: lambda path: path.write_text(text, encoding="utf-8")})
+        """Add rows, and what other processes have added, and write the file, whole or not at all.
+
+        Raises:
+            ArtifactError: When the file cannot be read or written.
+        """
+        write_files(self._folder, {})
+        with FileLock(self._folder / LOCK):
+            self._rows |= _read(self._folder / FILE) | {row.key: row for row in rows}
+            lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self._rows.values()]
+            text = "\n".join([*lines, ""])
+            write_files(self._folder, {FILE: lambda path: path.write_text(text, encoding="utf-8")})
 
 
 def require_folder(folder: Path, *, resume: bool) -> None:
@@ -161,12 +171,14 @@ def require_folder(folder: Path, *, resume: bool) -> None:
         )
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> dict[str, Row]:
+    """Rows of a file by their keys; none where there is no file."""
     if not path.exists():
-        return []
+        return {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [Row.from_dict(json.loads(line)) for line in lines if line.strip()]
+        rows = [Row.from_dict(json.loads(line)) for line in lines if line.strip()]
+        return {row.key: row for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} is damaged or not kvfold's ({type(error).__name__}: {error}): remove it, or "

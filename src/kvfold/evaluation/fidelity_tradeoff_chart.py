@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
 from kvfold.bench.chart import COLOURS
-from kvfold.evaluation.fidelity import Fidelity
+from kvfold.evaluation.fidelity_found import Fidelity
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.fidelity_tradeoff import Point, frontier, points
 
