@@ -135,7 +135,7 @@ def evaluate(
         'full'
     """
     settings = settings or FidelitySettings()
-    store = RowStore(Path(folder), resume=resume)
+    store = RowStore(Path(folder), Row.from_dict, resume=resume)
     _require_positions(model, settings)
     judge = _Judge(model, tokenizer, settings, store)
     rows = tuple(judge.judge(on_progress))

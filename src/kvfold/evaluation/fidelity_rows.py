@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Generic, TypeVar
+from typing import Protocol as Interface
 
 from kvfold.artifacts import write_files
 from kvfold.errors import ArtifactError, ConfigError
@@ -100,14 +102,33 @@ def key_of(facts: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-class RowStore:
+class Keyed(Interface):
+    """What a store takes."""
+
+    @property
+    def key(self) -> str:
+        """Hash of all that the numbers depend on."""
+        ...
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        ...
+
+
+R = TypeVar("R", bound=Keyed)
+
+
+class RowStore(Generic[R]):
     """The rows of a folder; those of other configurations stay where they are."""
 
-    def __init__(self, folder: Path, *, resume: bool) -> None:
+    def __init__(
+        self, folder: Path, read: Callable[[Mapping[str, object]], R], *, resume: bool
+    ) -> None:
         """Look into a folder.
 
         Args:
             folder: Made when the first rows are written.
+            read: Makes a row of what its `to_dict` gave.
             resume: Go on with the rows that are there.
 
         Raises:
@@ -116,13 +137,13 @@ class RowStore:
         """
         require_folder(folder, resume=resume)
         self._folder = folder
-        self._rows = {row.key: row for row in _read(folder / FILE)}
+        self._rows = {row.key: row for row in _read(folder / FILE, read)}
 
-    def find(self, key: str) -> Row | None:
+    def find(self, key: str) -> R | None:
         """The row of a key, if there is one."""
         return self._rows.get(key)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[R]) -> None:
         """Add rows and write the file, whole or not at all."""
         self._rows |= {row.key: row for row in rows}
         lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self._rows.values()]
@@ -142,12 +163,12 @@ def require_folder(folder: Path, *, resume: bool) -> None:
         )
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path, read: Callable[[Mapping[str, object]], R]) -> list[R]:
     if not path.exists():
         return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [Row.from_dict(json.loads(line)) for line in lines if line.strip()]
+        return [read(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} is damaged or not kvfold's ({type(error).__name__}: {error}): remove it, or "

@@ -24,7 +24,7 @@ from kvfold.errors import ConfigError
 from kvfold.models import decoder_layers
 from kvfold.ops.quantize import dequantise, quantise, scales_of
 from kvfold.transfer.assemble import Assembly
-from kvfold.transfer.endpoint import Endpoint, positions_of
+from kvfold.transfer.endpoint import Endpoint, Trace, positions_of
 from kvfold.transfer.ends import row_lengths
 
 Baseline = Literal["oracle", "raw", "rerotated", "int8", "int4", "recompute"]
@@ -54,6 +54,7 @@ def hand_over_by(
     *,
     mask: torch.Tensor | None = None,
     layers: range | None = None,
+    trace: Trace | None = None,
 ) -> HandedOver:
     """Hand a prefix over without a codec.
 
@@ -64,6 +65,8 @@ def hand_over_by(
         ids: Token ids, `[B, T]`, left padded.
         mask: False for padding, `[B, T]`.
         layers: The layers in a row that `recompute` leaves to the consumer.
+        trace: What the model that reads the prefix made of it, where that is known already;
+            `recompute` reads in any case.
 
     Raises:
         ConfigError: For another name, or `recompute` without layers.
@@ -72,7 +75,8 @@ def hand_over_by(
         raise ConfigError(f"there is no baseline {name!r}: choose one of {', '.join(BASELINES)}")
     if name == "recompute":
         return _recompute(producer, consumer, ids, mask, layers)
-    trace = (consumer if name == "oracle" else producer).read(ids, mask=mask)
+    if trace is None:
+        trace = (consumer if name == "oracle" else producer).read(ids, mask=mask)
     turns = consumer.turns(positions_of(ids.shape[1], trace.tokens, ids.device))
     found, payload = [], 0
     for layer in consumer.layers:
