@@ -60,7 +60,8 @@ def test_payloads_and_distances(rows: list[HandoverRow], codec: Codec) -> None:
     assert found["raw"].payload == raw
     assert found[ORACLE].payload == found[BASE].payload == 0
     assert found["codes"].payload == codec.payload([500])
-    assert found["int4"].payload < found["int8"].payload < found["recompute"].payload < raw
+    assert found["int4"].payload < found["int8"].payload < found["rerotated"].payload == raw
+    assert found["int8"].payload < found["recompute"].payload <= raw
     assert found[ORACLE].divergence < 1e-6
     assert 0 < found["codes"].divergence < found["raw"].divergence
     assert found[BASE].divergence > 0
@@ -106,6 +107,8 @@ def test_rows_are_gone_on_with(
     found = measure_handover(*arguments, SETTINGS, tmp_path, resume=True)
     assert asked == [1]
     assert found[: len(first)] == first
+    measure_handover(*pair, byte_tokenizer(), {"other": codec}, SETTINGS, tmp_path, resume=True)
+    assert asked == [1, 0, 1]
     with pytest.raises(ConfigError, match="holds results"):
         measure_handover(*arguments, SETTINGS, tmp_path)
 

@@ -138,11 +138,10 @@ def measure_handover(
     items = islice(held_out_items(tokenizer, settings.lengths, settings.seed), settings.items)
     for index, item in enumerate(items):
         keys = stage.keys(settings.seed, index, item)
-        known = [row for key in keys.values() if (row := store.find(key)) is not None]
-        if len(known) < len(keys):
-            known = stage.rows(index, item, keys)
-            store.add(known)
-        found += known
+        missing = {way: key for way, key in keys.items() if store.find(key) is None}
+        if missing:
+            store.add(stage.rows(index, item, missing))
+        found += [row for key in keys.values() if (row := store.find(key)) is not None]
         if on_progress is not None:
             done = index + 1
             on_progress(_told(found, done, settings.items), done / settings.items)
@@ -188,6 +187,9 @@ class _Stage:
             name: (codec.sender(producer), codec.receiver(consumer))
             for name, codec in codecs.items()
         }
+        count = len(self._consumer.layers)
+        # A third of the layers, in the middle, where the paper's selective recompute has most.
+        self._middle = range(count // 3, max(2 * count // 3, count // 3 + 1))
         self._hidden = sorted({layer for codec in codecs.values() for layer in codec.patched})
         self._models = [fingerprint(producer), fingerprint(consumer)]
         self._stops = {
@@ -211,9 +213,9 @@ class _Stage:
         }
 
     def rows(self, index: int, item: Item, keys: Mapping[str, str]) -> list[HandoverRow]:
-        """What every way gives on an item."""
+        """What some ways, given with their keys, give on an item."""
         ids = self._row(item.passage)
-        heard = self._producer.read(ids, hidden=self._hidden)
+        heard = self._producer.read(ids, hidden=self._hidden, residual=self._middle[:1])
         oracle = self._by("oracle", ids, None)
         reference = self._refer(oracle.cache, item)
         raw = self._by("raw", ids, heard)
@@ -250,11 +252,8 @@ class _Stage:
         return HandedOver(receiver.decode(message, ids=ids), len(message))
 
     def _by(self, way: str, ids: torch.Tensor, heard: Trace | None) -> HandedOver:
-        count = len(self._consumer.layers)
-        # A third of the layers, in the middle, where the paper's selective recompute has most.
-        middle = range(count // 3, max(2 * count // 3, count // 3 + 1))
-        name = cast("Baseline", way)
-        return hand_over_by(name, self._producer, self._consumer, ids, layers=middle, trace=heard)
+        ends, name = (self._producer, self._consumer), cast("Baseline", way)
+        return hand_over_by(name, *ends, ids, layers=self._middle, trace=heard)
 
     def _refer(self, cache: KVCache, item: Item) -> _Reference:
         """Let the oracle answer, and note what it finds likely on the way."""
