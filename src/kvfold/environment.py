@@ -11,7 +11,7 @@ from pathlib import Path
 from kvfold.native.build import library
 from kvfold.version import __version__
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "accelerate")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "accelerate", "peft")
 """Distributions whose versions are reported."""
 
 

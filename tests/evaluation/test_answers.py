@@ -11,6 +11,7 @@ from kvfold.evaluation.answers import (
     find_fault,
     found_share,
     is_repetitive,
+    words_in_common,
 )
 
 
@@ -111,3 +112,19 @@ def test_faults(
     tokens: list[int], right: bool, cut: bool, full_cut: bool, fault: str | None
 ) -> None:
     assert find_fault(tokens, is_right=right, is_cut=cut, full_is_cut=full_cut) == fault
+
+
+@pytest.mark.parametrize(
+    ("answer", "f1"),
+    [
+        (" Oslo / smith .", 1.0),
+        ("smith oslo", 1.0),
+        ("Oslo / baker .", 0.5),
+        ("It is Oslo", 0.4),
+        ("Oslo Oslo", 0.5),
+        ("42", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_f1_of_words(answer: str, f1: float) -> None:
+    assert words_in_common("Oslo / smith .", answer) == pytest.approx(f1)

@@ -277,11 +277,11 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_two_that_write_into_one_folder_lose_nothing(found: Fidelity, tmp_path: Path) -> None:
-    one, other = (RowStore(tmp_path / "both", resume=True) for _ in range(2))
+    one, other = (RowStore(tmp_path / "both", Row.from_dict, resume=True) for _ in range(2))
     rows = [row for row in found.rows if row.method != "same"]
     for number, row in enumerate(rows):
         (other if number % 2 else one).add([row])
-    kept = RowStore(tmp_path / "both", resume=True)
+    kept = RowStore(tmp_path / "both", Row.from_dict, resume=True)
     assert [kept.find(row.key) for row in rows] == rows
     assert one.find(rows[1].key) == rows[1], "known, too, once it has written"
 

@@ -49,7 +49,7 @@ PrefixOption = Annotated[
 ]
 ModelOption = Annotated[
     str,
-    typer.Option("--model", help="The consumer: `default`, a model's folder, or a Hub name."),
+    typer.Option("--model", help="The consumer: `specialist`, a model's folder, or a Hub name."),
 ]
 ChatOption = Annotated[
     bool | None,
@@ -130,7 +130,7 @@ def ask(
     codec: CodecArgument,
     prompt: PromptArgument,
     prefix: PrefixOption,
-    model: ModelOption = "default",
+    model: ModelOption = "specialist",
     host: HostOption = "127.0.0.1",
     port: PortOption = PORT,
     key_file: KeyFileOption = None,

@@ -17,6 +17,7 @@ from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
 from kvfold.cli.train_place import TextsOption, this_command
 from kvfold.cli.transfer_calibrate import ConsumerArgument, ProducerArgument
+from kvfold.cli.transfer_options import CodecsArgument, load_codecs
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 NAME = "transfer-bench"
 """Of the files, before their endings."""
 
-CodecsArgument = Annotated[list[Path], typer.Argument(help="Codecs of this pair, side by side.")]
 TokensOption = Annotated[int, typer.Option(help="Tokens of the prefix.")]
 BandwidthsOption = Annotated[
     str, typer.Option(help="Mbit/s that the connection carries, a comma between.")
@@ -66,7 +66,7 @@ class Contest:
 def bench(
     producer: ProducerArgument,
     consumer: ConsumerArgument,
-    codecs: CodecsArgument,
+    codecs: CodecsArgument = None,
     tokens: TokensOption = 1024,
     bandwidths: BandwidthsOption = "100,1000,10000",
     texts: TextsOption = "default",
@@ -91,7 +91,8 @@ def bench(
     from kvfold.transfer.race import RaceSettings
 
     settings = RaceSettings(bandwidths=rates, continuation=continuation, rounds=rounds)
-    contest = Contest(producer, consumer, tuple(codecs), listed(texts), tokens, seed, dtype, device)
+    paths = tuple(codecs) if codecs else (Path("shipped"),)
+    contest = Contest(producer, consumer, paths, listed(texts), tokens, seed, dtype, device)
     entrants, names = _run(contest, settings)
     document = _document(entrants, contest, settings, names)
     if folder is not None:
@@ -115,12 +116,9 @@ def _bandwidths(text: str) -> tuple[float, ...]:
 def _run(contest: Contest, settings: RaceSettings) -> tuple[dict[str, Entrant], list[str]]:
     from kvfold.home import public_name
     from kvfold.training import open_corpus
-    from kvfold.transfer import Codec
     from kvfold.transfer.race import race
 
-    codecs = {_codec_name(path): Codec.load(path) for path in contest.codecs}
-    if len(codecs) < len(contest.codecs):
-        raise ConfigError("two codecs have one name: give folders of different names")
+    codecs = load_codecs(contest.codecs)
     first, tokenizer = load(contest.producer, contest.dtype, contest.device)
     second, _ = load(contest.consumer, contest.dtype, contest.device)
     length = contest.tokens + settings.continuation
@@ -130,11 +128,6 @@ def _run(contest: Contest, settings: RaceSettings) -> tuple[dict[str, Entrant], 
     with progress() as report:
         entrants = race(codecs, first, second, text.tokens, settings, report)
     return entrants, [public_name(name) for name in (contest.producer, contest.consumer)]
-
-
-def _codec_name(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    return f"codes {folder.resolve().name}"
 
 
 def _document(

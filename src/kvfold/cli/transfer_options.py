@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,15 @@ KEY_BYTES = 16
 """A shared key has at least so many."""
 
 CodecArgument = Annotated[
-    Path, typer.Argument(help="A codec that `kvfold transfer calibrate` wrote: folder or file.")
+    Path,
+    typer.Argument(
+        help="A codec that `kvfold transfer calibrate` wrote: folder or file; or `shipped`, for "
+        "default to specialist."
+    ),
+]
+CodecsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Codecs of this pair, side by side.", show_default="shipped"),
 ]
 HostOption = Annotated[str, typer.Option(help="Address of the producer.")]
 PortOption = Annotated[int, typer.Option(help="Port of the producer.")]
@@ -34,6 +43,27 @@ KeyFileOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def load_codecs(paths: Iterable[Path]) -> dict[str, Codec]:
+    """Codecs by the names of their folders.
+
+    Raises:
+        ConfigError: When two have one name.
+        ArtifactError: When one is not there, or damaged.
+    """
+    from kvfold.transfer import Codec
+
+    paths = list(paths)
+    codecs = {_codec_name(path): Codec.load(path) for path in paths}
+    if len(codecs) < len(paths):
+        raise ConfigError("two codecs have one name: give folders of different names")
+    return codecs
+
+
+def _codec_name(path: Path) -> str:
+    folder = path.parent if path.is_file() else path
+    return f"codes {folder.resolve().name}"
 
 
 def read_key(path: Path | None) -> bytes | None:

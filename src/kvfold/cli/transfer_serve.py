@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from kvfold.transfer import Codec, Producer, ServiceSettings
 
 CodecsArgument = Annotated[
-    list[Path],
-    typer.Argument(help="Codecs of one producer that `kvfold transfer calibrate` wrote."),
+    list[Path] | None,
+    typer.Argument(
+        help="Codecs of one producer that `kvfold transfer calibrate` wrote.",
+        show_default="shipped",
+    ),
 ]
 ModelOption = Annotated[
     str,
@@ -55,7 +58,7 @@ ClientsOption = Annotated[int, typer.Option(help="Clients served at a time.")]
 
 
 def serve(
-    codecs: CodecsArgument,
+    codecs: CodecsArgument = None,
     model: ModelOption = "default",
     host: HostOption = "127.0.0.1",
     port: PortOption = PORT,
@@ -86,7 +89,7 @@ def serve(
         host=host, port=port, connections=clients, bytes_kept=kept, seconds_kept=ttl
     )
     check_reach(host, key, tls)
-    loaded = [Codec.load(path) for path in codecs]
+    loaded = [Codec.load(path) for path in codecs or [Path("shipped")]]
     producer = _producer(loaded, model, dtype, device, settings, key, tls)
     try:
         asyncio.run(_serve(producer, host))

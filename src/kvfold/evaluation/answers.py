@@ -38,6 +38,13 @@ def found_share(expected: Iterable[str], answer: str) -> float:
     return fmean(contains_one((each,), answer) for each in expected)
 
 
+def words_in_common(expected: str, answer: str) -> float:
+    """F1 of the words of an answer, from 0 to 1, however they are ordered and punctuated."""
+    wanted, found = (Counter(re.findall(r"\w+", _plain(text))) for text in (expected, answer))
+    common = (wanted & found).total()
+    return 2 * common / (sum(wanted.values()) + sum(found.values())) if common else 0.0
+
+
 def ends_with_number(expected: Iterable[str], answer: str) -> bool:
     """Whether the last number of an answer is one of some."""
     last = last_number(answer)

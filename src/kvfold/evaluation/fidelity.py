@@ -111,7 +111,7 @@ def evaluate(
         'full'
     """
     settings = settings or FidelitySettings()
-    store = RowStore(Path(folder), resume=resume)
+    store = RowStore(Path(folder), Row.from_dict, resume=resume)
     judge = _Judge(model, tokenizer, settings, store)
     judge.judge(on_progress, Part())
     return Fidelity(command, judge.subject(name), settings, tuple(judge.rows()))
@@ -142,7 +142,7 @@ def evaluate_part(
         ConfigError: For methods, budgets or samples that cannot be had.
         ArtifactError: When rows cannot be read or written.
     """
-    store = RowStore(Path(folder), resume=True)
+    store = RowStore(Path(folder), Row.from_dict, resume=True)
     _Judge(model, tokenizer, settings, store).judge(on_progress, part)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Generic, TypeVar
+from typing import Protocol as Interface
 
 from filelock import FileLock
 
@@ -123,14 +125,33 @@ def by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     return runs
 
 
-class RowStore:
+class Keyed(Interface):
+    """What a store takes."""
+
+    @property
+    def key(self) -> str:
+        """Hash of all that the numbers depend on."""
+        ...
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        ...
+
+
+R = TypeVar("R", bound=Keyed)
+
+
+class RowStore(Generic[R]):
     """The rows of a folder; those of other configurations stay where they are."""
 
-    def __init__(self, folder: Path, *, resume: bool) -> None:
+    def __init__(
+        self, folder: Path, read: Callable[[Mapping[str, object]], R], *, resume: bool
+    ) -> None:
         """Look into a folder.
 
         Args:
             folder: Made when the first rows are written.
+            read: Makes a row of what its `to_dict` gave.
             resume: Go on with the rows that are there.
 
         Raises:
@@ -139,13 +160,18 @@ class RowStore:
         """
         require_folder(folder, resume=resume)
         self._folder = folder
-        self._rows = _read(folder / FILE)
+        self._read = read
+        self._rows = self._found()
 
-    def find(self, key: str) -> Row | None:
+    def find(self, key: str) -> R | None:
         """The row of a key, if there is one."""
         return self._rows.get(key)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def _found(self) -> dict[str, R]:
+        """What the file holds; nothing where there is none."""
+        return {row.key: row for row in _read(self._folder / FILE, self._read)}
+
+    def add(self, rows: Iterable[R]) -> None:
         """Add rows, and what other processes have added, and write the file, whole or not at all.
 
         Raises:
@@ -153,7 +179,7 @@ class RowStore:
         """
         write_files(self._folder, {})
         with FileLock(self._folder / LOCK):
-            self._rows |= _read(self._folder / FILE) | {row.key: row for row in rows}
+            self._rows |= self._found() | {row.key: row for row in rows}
             lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self._rows.values()]
             text = "\n".join([*lines, ""])
             write_files(self._folder, {FILE: lambda path: path.write_text(text, encoding="utf-8")})
@@ -171,14 +197,13 @@ def require_folder(folder: Path, *, resume: bool) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Row]:
-    """Rows of a file by their keys; none where there is no file."""
+def _read(path: Path, read: Callable[[Mapping[str, object]], R]) -> list[R]:
+    """Rows of a file; none where there is no file."""
     if not path.exists():
-        return {}
+        return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        rows = [Row.from_dict(json.loads(line)) for line in lines if line.strip()]
-        return {row.key: row for row in rows}
+        return [read(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} is damaged or not kvfold's ({type(error).__name__}: {error}): remove it, or "

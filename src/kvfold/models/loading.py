@@ -21,6 +21,7 @@ from kvfold.errors import (
     TransferError,
     UnsupportedModelError,
 )
+from kvfold.models.adapter import AdapterArtifact, find_adapter
 from kvfold.models.default import ensure_default
 from kvfold.models.home import Progress
 from kvfold.models.hub import cached_snapshot, first_line, hub_commit
@@ -39,7 +40,9 @@ def load_model(
     """Loads a causal language model and its tokenizer.
 
     Args:
-        name: `default`, a folder with a saved model, or a model's name on the Hugging Face Hub.
+        name: `default`; `specialist`, which is `default` with the adapter of
+            `kvfold.models.adapter.SHIPPED`; a folder with a saved model or an adapter; or a model's
+            name on the Hugging Face Hub.
         dtype: `float32`, `bfloat16`, `float16` (or fp32, bf16, fp16), `auto` for the checkpoint's,
             or a torch dtype. None is float32 on the CPU and the checkpoint's elsewhere.
         device: `cpu`, `cuda`, `cuda:1`, `mps`. None is CUDA where there is one, else the CPU.
@@ -56,12 +59,36 @@ def load_model(
     place, wanted = parse_device(device), parse_dtype(dtype)
     if dtype is None and place.type == "cpu":
         wanted = torch.float32
+    model, tokenizer = _load_adapted(name, wanted, progress) or _load(name, wanted, progress)
+    _prepare_padding(model, tokenizer)
+    torch.nn.Module.to(model, place)
+    return model, tokenizer
+
+
+def _load_adapted(
+    name: str | Path, dtype: torch.dtype | None, progress: Progress | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase] | None:
+    """A base model with an adapter's changes in its weights; None for any other name."""
+    path = find_adapter(name)
+    if path is None:
+        return None
+    adapter = AdapterArtifact.from_pretrained(path)
+    model, tokenizer = _load(adapter.base, torch.float32, progress)
+    adapter.merge(model)
+    wanted = dtype or load_config(adapter.base, progress=progress).dtype or torch.float32
+    return cast("PreTrainedModel", torch.nn.Module.to(model, wanted)), tokenizer
+
+
+def _load(
+    name: str | Path, dtype: torch.dtype | None, progress: Progress | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model, its weights checked, on the CPU."""
     source, local = _resolve(name, progress)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, local_files_only=local, trust_remote_code=False
         )
-        model, missing = _weights(source, wanted, local=local)
+        model, missing = _weights(source, dtype, local=local)
     except SafetensorError as error:
         raise ArtifactError(
             f"the weights of {name} are damaged ({first_line(error)}): fetch them again"
@@ -69,8 +96,6 @@ def load_model(
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise _loading_error(name, error) from error
     _require_complete(str(name), model, missing)
-    _prepare_padding(model, tokenizer)
-    torch.nn.Module.to(model, place)
     return model, tokenizer
 
 
@@ -112,7 +137,12 @@ def _weights(
 
 
 def _resolve(name: str | Path, progress: Progress | None) -> tuple[str, bool]:
-    """Returns what `from_pretrained` takes, and whether it must keep off the network."""
+    """Returns what `from_pretrained` takes, and whether it must keep off the network.
+
+    Of an adapter it is the base model's.
+    """
+    if (adapter := find_adapter(name)) is not None:
+        return _resolve(AdapterArtifact.from_pretrained(adapter).base, progress)
     if not str(name).strip():
         raise ConfigError("the model name is empty: give 'default', a folder or a Hub name")
     if str(name) == "default":

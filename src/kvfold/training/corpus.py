@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvfold.errors import ConfigError
 from kvfold.text import leading_tokens, unseen_paragraphs
-from kvfold.training import facts, forms, prompts, words
+from kvfold.training import facts, forms, prompts, records, words
 from kvfold.training.passages import SHORTEST, Passages, read_passages
 from kvfold.training.texts import cut, read_texts
 from kvfold.training.words import SPLITS, Split
@@ -106,8 +106,8 @@ def open_corpus(
 
     A source is a text file; a folder, of which all text files are read; `file.jsonl` or
     `file.jsonl:field`; `hf:owner/name[/config][:split[:field]]`; or a built-in one: `reference`
-    (what comes with Python), `retrieval` and `arithmetic` (generated prompts), `default` (a mix of
-    the three). `name=3` gives a source the weight 3; else it has 1.
+    (what comes with Python), `retrieval`, `arithmetic` and `records` (generated prompts), `default`
+    (a mix of the first three). `name=3` gives a source the weight 3; else it has 1.
 
     Args:
         sources: At least one.
@@ -160,7 +160,9 @@ class _Generated:
     """Generated prompts."""
 
     def __init__(
-        self, writer: prompts.RetrievalPrompts | prompts.ArithmeticPrompts, made_of: object
+        self,
+        writer: prompts.RetrievalPrompts | prompts.ArithmeticPrompts | records.RecordPrompts,
+        made_of: object,
     ) -> None:
         self.sha256 = hashlib.sha256(repr((prompts.VERSION, made_of)).encode()).hexdigest()
         self._writer = writer
@@ -200,7 +202,7 @@ def _parse(source: str) -> tuple[str, float]:
 def _open(names: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, _Source]:
     opened: dict[str, _Source] = {}
     count = length - len(leading_tokens(tokenizer))
-    if "reference" in names or "retrieval" in names:
+    if {"reference", "retrieval", "records"} & set(names):
         # Prose around hidden facts may be joined, so that it need not be as long as a prompt.
         excerpt = count if "reference" in names else 0
         pieces = _Hashed(unseen_paragraphs())
@@ -209,6 +211,8 @@ def _open(names: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> 
         writer = prompts.RetrievalPrompts(tokenizer, prose, length=length)
         opened["reference"] = _Text(prose, pieces.sha256, tokenizer, length)
         opened["retrieval"] = _Generated(writer, (made_of, pieces.sha256))
+        recorder = records.RecordPrompts(tokenizer, prose, length=length)
+        opened["records"] = _Generated(recorder, (records.LISTS, pieces.sha256))
     for name in names:
         if name == "arithmetic":
             solver = prompts.ArithmeticPrompts(tokenizer, length=length)

@@ -153,22 +153,10 @@ class RetrievalPrompts:
         room = self._length - len(layout) - sum(map(len, hidden))
         if room < self._length // 4:
             return None
-        prose, places = self._prose(generator, split, room)
+        prose, places = draw_prose(self.passages, generator, split, room)
         text = hide(generator, hidden, prose, places)
         tokens = [*layout.head, *text, *layout.ask, *layout.answer]
         return Prompt(tokens, len(layout.answer), facts[0].answer, task)
-
-    def _prose(
-        self, generator: random.Random, split: Split, count: int
-    ) -> tuple[list[int], list[int]]:
-        """So many tokens of prose, and where paragraphs begin in it."""
-        tokens: list[int] = []
-        places: list[int] = []
-        while len(tokens) < count:
-            begin, end = self.passages.aligned(generator, split, count - len(tokens))
-            places += [len(tokens) + place - begin for place in self.passages.pieces(begin, end)]
-            tokens += self.passages.take(begin, end)
-        return tokens, places
 
 
 class ArithmeticPrompts:
@@ -220,6 +208,19 @@ class ArithmeticPrompts:
 
     def _example(self, form: Form, turn: Turn) -> list[int]:
         return encode(self._tokenizer, "".join(form.layout([turn])))
+
+
+def draw_prose(
+    passages: Passages, generator: random.Random, split: Split, count: int
+) -> tuple[list[int], list[int]]:
+    """So many tokens of prose, and where paragraphs begin in it."""
+    tokens: list[int] = []
+    places: list[int] = []
+    while len(tokens) < count:
+        begin, end = passages.aligned(generator, split, count - len(tokens))
+        places += [len(tokens) + place - begin for place in passages.pieces(begin, end)]
+        tokens += passages.take(begin, end)
+    return tokens, places
 
 
 def hide(

@@ -17,6 +17,10 @@ FORMAT = 1
 """Version of the file format."""
 FILE = "codec.safetensors"
 """Name of the file in a folder."""
+SHIPPED_NAME = "shipped"
+"""What the codec that comes with the package is called."""
+SHIPPED = Path(__file__).parent / "shipped" / FILE
+"""That codec, from the default model to `specialist`."""
 
 _TENSOR_ERRORS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError)
 
@@ -48,11 +52,14 @@ def load_codec(path: Path) -> Codec:
     """Read a codec.
 
     Args:
-        path: The file, or the folder that holds it.
+        path: The file, or the folder that holds it; `shipped` for the one of the package, where
+            there is no such file or folder.
 
     Raises:
         ArtifactError: When there is none, or it is damaged or of another format.
     """
+    if path == Path(SHIPPED_NAME) and not path.exists():
+        path = SHIPPED
     path = path / FILE if path.is_dir() else path
     header, tensors = _read(path)
     if header.get("format") != FORMAT or header.get("method") != "scd":

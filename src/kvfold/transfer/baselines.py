@@ -24,7 +24,7 @@ from kvfold.errors import ConfigError
 from kvfold.models import decoder_layers
 from kvfold.ops.quantize import dequantise, quantise, scales_of
 from kvfold.transfer.assemble import Assembly
-from kvfold.transfer.endpoint import Endpoint, positions_of
+from kvfold.transfer.endpoint import Endpoint, Trace, positions_of
 from kvfold.transfer.ends import row_lengths
 
 Baseline = Literal["oracle", "raw", "rerotated", "int8", "int4", "recompute"]
@@ -54,6 +54,7 @@ def hand_over_by(
     *,
     mask: torch.Tensor | None = None,
     layers: range | None = None,
+    trace: Trace | None = None,
 ) -> HandedOver:
     """Hand a prefix over without a codec.
 
@@ -64,6 +65,8 @@ def hand_over_by(
         ids: Token ids, `[B, T]`, left padded.
         mask: False for padding, `[B, T]`.
         layers: The layers in a row that `recompute` leaves to the consumer.
+        trace: What the model that reads the prefix made of it, where that is known already, for
+            `recompute` with the residual stream before its layers.
 
     Raises:
         ConfigError: For another name, or `recompute` without layers.
@@ -71,8 +74,12 @@ def hand_over_by(
     if name not in BASELINES:
         raise ConfigError(f"there is no baseline {name!r}: choose one of {', '.join(BASELINES)}")
     if name == "recompute":
-        return _recompute(producer, consumer, ids, mask, layers)
-    trace = (consumer if name == "oracle" else producer).read(ids, mask=mask)
+        layers = _row_of_layers(consumer, layers)
+        if trace is None:
+            trace = producer.read(ids, mask=mask, residual=layers[:1])
+        return _recompute(trace, consumer, ids, mask, layers)
+    if trace is None:
+        trace = (consumer if name == "oracle" else producer).read(ids, mask=mask)
     turns = consumer.turns(positions_of(ids.shape[1], trace.tokens, ids.device))
     found, payload = [], 0
     for layer in consumer.layers:
@@ -111,27 +118,30 @@ def _assembled(
     return assembly.finish()
 
 
+def _row_of_layers(consumer: Endpoint, layers: range | None) -> range:
+    """The layers that `recompute` leaves to the consumer, if they can be that."""
+    if layers is None or layers.step != 1 or not set(layers) <= set(consumer.layers) or not layers:
+        raise ConfigError(
+            f"recompute needs layers in a row out of {consumer.layers.stop}, not {layers}: give a "
+            "range such as range(8, 14)"
+        )
+    return layers
+
+
 def _recompute(
-    producer: Endpoint,
+    trace: Trace,
     consumer: Endpoint,
     ids: torch.Tensor,
     mask: torch.Tensor | None,
-    layers: range | None,
+    layers: range,
 ) -> HandedOver:
     """Layers in a row are the consumer's own, of the producer's residual stream.
 
     It is computed by a whole forward of the consumer into which the residual stream is put: what
     comes out is right, the time it takes is not the method's.
     """
-    if layers is None or layers.step != 1 or not set(layers) <= set(consumer.layers) or not layers:
-        raise ConfigError(
-            f"recompute needs layers in a row out of {consumer.layers.stop}, not {layers}: give a "
-            "range such as range(8, 14)"
-        )
-    with _residual(producer, layers.start) as heard:
-        trace = producer.read(ids, mask=mask)
-    residual = heard[0]
-    with _residual(consumer, layers.start, residual.to(consumer.model.dtype)):
+    residual = trace.residual[layers.start]
+    with _given(consumer, layers.start, residual.to(consumer.model.dtype)):
         own = consumer.read(ids, mask=mask)
     found, payload = [], 2 * trace.rows(residual[:, None]).numel()
     for layer in consumer.layers:
@@ -145,23 +155,16 @@ def _recompute(
 
 
 @contextmanager
-def _residual(
-    endpoint: Endpoint, layer: int, put_in: torch.Tensor | None = None
-) -> Iterator[list[torch.Tensor]]:
-    """Record what a decoder layer is given, or put something else in its place."""
-    heard: list[torch.Tensor] = []
+def _given(endpoint: Endpoint, layer: int, residual: torch.Tensor) -> Iterator[None]:
+    """Put a residual stream in place of what a decoder layer is given."""
 
-    def hook(module: nn.Module, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
-        given = arguments[0] if arguments else keywords["hidden_states"]
-        heard.append(given.detach())
-        if put_in is None:
-            return None
+    def hook(module: nn.Module, arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
         if arguments:
-            return (put_in, *arguments[1:]), keywords
-        return arguments, {**keywords, "hidden_states": put_in}
+            return (residual, *arguments[1:]), keywords
+        return arguments, {**keywords, "hidden_states": residual}
 
     handle = decoder_layers(endpoint.model)[layer].register_forward_pre_hook(hook, with_kwargs=True)
     try:
-        yield heard
+        yield
     finally:
         handle.remove()

@@ -138,7 +138,7 @@ class Codec:
 
     @classmethod
     def load(cls, name: str | Path) -> Codec:
-        """Read a codec from a file, or from the folder that holds one.
+        """Read a codec from a file, or from the folder that holds one; `shipped` is the package's.
 
         Raises:
             ArtifactError: When there is none, or it is damaged or of another format.

@@ -7,8 +7,8 @@ those of the model that uses them: the two may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from kvfold.models import (
     anatomy_of,
     angles,
     attention_module,
+    decoder_layers,
     key_norm,
     probe_rope,
     project,
@@ -48,6 +49,8 @@ class Trace:
     """False for padding, `[B, T]`; None where there is none."""
     hidden: dict[int, torch.Tensor]
     """What the attention of some layers was given, after the input norm, `[B, T, M]`."""
+    residual: dict[int, torch.Tensor]
+    """What some layers were given, before the input norm, `[B, T, M]`."""
 
     def keys(self, layer: int) -> torch.Tensor:
         """Keys before RoPE, one row a token, `[N, G * D]` in float32."""
@@ -105,6 +108,7 @@ class Endpoint:
         *,
         mask: torch.Tensor | None = None,
         hidden: Iterable[int] = (),
+        residual: Iterable[int] = (),
         chunk_size: int | None = None,
     ) -> Trace:
         """Run texts through the model.
@@ -113,6 +117,7 @@ class Endpoint:
             ids: Token ids, `[B, T]`, left padded, on any device.
             mask: False for padding, `[B, T]`; without it all are tokens.
             hidden: Layers of which the attention's input is wanted too.
+            residual: Layers of which their own input is wanted too.
             chunk_size: Most tokens a forward; all at once without it.
 
         Returns:
@@ -126,7 +131,8 @@ class Endpoint:
         # Without a configuration no layer forgets what left its window.
         cache = DynamicCache()
         attended = None if mask is None else mask.long()
-        with attention_inputs(self.model, hidden) as heard:
+        given = {layer: decoder_layers(self.model)[layer] for layer in residual}
+        with attention_inputs(self.model, hidden) as heard, inputs_of(given) as stream:
             prefill(self.model, ids, cache, attention_mask=attended, chunk_size=chunk_size)
         tokens = None if mask is None or bool(mask.all()) else mask.bool()
         return Trace(
@@ -135,6 +141,7 @@ class Endpoint:
             self.turns(positions_of(ids.shape[1], tokens, ids.device)),
             tokens,
             {layer: torch.cat(inputs, 1) for layer, inputs in heard.items()},
+            {layer: torch.cat(inputs, 1) for layer, inputs in stream.items()},
         )
 
     def turns(self, positions: torch.Tensor) -> Turns:
@@ -202,21 +209,25 @@ def _states(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.keys, layer.values
 
 
-@contextmanager
 def attention_inputs(
     model: PreTrainedModel, layers: Iterable[int]
-) -> Iterator[dict[int, list[torch.Tensor]]]:
+) -> AbstractContextManager[dict[int, list[torch.Tensor]]]:
     """Record what the attention of some layers is given while the context is open."""
-    heard: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    return inputs_of({layer: attention_module(model, layer) for layer in layers})
+
+
+@contextmanager
+def inputs_of(modules: Mapping[int, nn.Module]) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """Record the hidden states that modules are given while the context is open."""
+    heard: dict[int, list[torch.Tensor]] = {layer: [] for layer in modules}
     handles = []
-    for layer in heard:
+    for layer, module in modules.items():
 
         def record(module: nn.Module, arguments: tuple, keywords: dict, layer: int = layer) -> None:
             given = arguments[0] if arguments else keywords["hidden_states"]
             heard[layer].append(given.detach())
 
-        attention = attention_module(model, layer)
-        handles.append(attention.register_forward_pre_hook(record, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(record, with_kwargs=True))
     try:
         yield heard
     finally:

@@ -11,7 +11,7 @@ from kvfold.cache import KVCache
 from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.assemble import Assembly
 from kvfold.transfer.coder import decode_layer, encode_layer, layout_of, moved
-from kvfold.transfer.endpoint import Endpoint
+from kvfold.transfer.endpoint import Endpoint, Trace
 from kvfold.transfer.pour import require_pourable
 from kvfold.transfer.wire import (
     Frame,
@@ -61,6 +61,17 @@ class Sender:
         """
         require_rows(ids, mask)
         trace = self.endpoint.read(ids, mask=mask, hidden=self.codec.patched, chunk_size=chunk_size)
+        yield from self.told(trace, ids, mask=mask, key=key)
+
+    def told(
+        self,
+        trace: Trace,
+        ids: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        key: bytes | None = None,
+    ) -> Iterator[bytes]:
+        """The same of a prefix that was read already, the inputs of patched layers included."""
         lengths = tuple(row_lengths(ids, mask))
         writer = MessageWriter(self.codec.header(ids_digest(ids, mask), lengths), key)
         yield writer.start
