@@ -20,6 +20,7 @@ from statistics import fmean
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.api import make_cache
+from kvfold.bench.memory import peak_resident
 from kvfold.cache import KVCache
 from kvfold.evaluation.answers import find_fault, found_share
 from kvfold.evaluation.fidelity_batch import BatchRunner, Found, Reference
@@ -113,8 +114,8 @@ def evaluate(
     settings = settings or FidelitySettings()
     store = RowStore(Path(folder), Row.from_dict, resume=resume)
     judge = _Judge(model, tokenizer, settings, store)
-    judge.judge(on_progress, Part())
-    return Fidelity(command, judge.subject(name), settings, tuple(judge.rows()))
+    peak = peak_resident() if judge.judge(on_progress, Part()) else None
+    return Fidelity(command, judge.subject(name), settings, tuple(judge.rows()), process_peak=peak)
 
 
 def evaluate_part(
@@ -184,13 +185,16 @@ class _Judge:
             policies={run.spec.label: run.policy for run in self._runs if run.policy is not None},
         )
 
-    def judge(self, on_progress: Progress | None, part: Part) -> None:
-        """Leave the rows of a part of all batches."""
+    def judge(self, on_progress: Progress | None, part: Part) -> bool:
+        """Leave the rows of a part of all batches, and say whether any had to be computed."""
         batches = list(self._batches())[part.index :: part.count]
+        computed = False
         for number, batch in enumerate(batches):
             for stage, share in self._judge_batch(batch):
+                computed = True
                 if on_progress is not None:
                     on_progress(stage, (number + share) / len(batches))
+        return computed
 
     def rows(self) -> Iterator[Row]:
         """All rows, by method and budget, the full cache's first; they have been left."""

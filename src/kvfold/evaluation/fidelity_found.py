@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvfold.bench.memory import peak_resident
 from kvfold.environment import environment
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings
@@ -42,6 +41,7 @@ class Fidelity:
     """One a sample, method and budget, those of the full cache first."""
     environment: dict[str, object] = field(default_factory=environment)
     """Versions, commit and machine."""
-    process_peak: int | None = field(default_factory=peak_resident)
-    """Most bytes of memory that the process has taken up to now: model, prompts, the full cache and
-    each method's beside it, so of no method by itself. None where the system does not tell."""
+    process_peak: int | None = None
+    """Most bytes of memory that the process has taken: model, prompts, the full cache and each
+    method's beside it, so of no method by itself. None where every row was there already or left by
+    another process, and where the system does not tell."""
