@@ -11,6 +11,9 @@ from kvfold.evaluation.fidelity_heatmap import draw_heatmap, sets_with_depths
 from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import Report
 
+NUMBERS = "eval.json"
+"""Name of the file of all numbers in its folder."""
+
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     """Write all numbers as `eval.json`, and a page with all tables and pictures as `eval.html`.
@@ -30,7 +33,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     """
     pictures = {"eval.png": draw(report), **_heatmaps(report)}
     texts = {
-        "eval.json": json_text(report.to_dict()),
+        NUMBERS: json_text(report.to_dict()),
         "eval.html": html(report, pictures),
         "eval.md": markdown(report),
     }
