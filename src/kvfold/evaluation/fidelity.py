@@ -12,8 +12,8 @@ compared is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -22,14 +22,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.api import make_cache
 from kvfold.bench.memory import peak_resident
 from kvfold.cache import KVCache
-from kvfold.evaluation.answers import find_fault, found_share
 from kvfold.evaluation.fidelity_batch import BatchRunner, Found, Reference
 from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
 from kvfold.evaluation.fidelity_settings import EVERYTHING, FULL, FidelitySettings, MethodSpec
 from kvfold.evaluation.prompt import require_positions
 from kvfold.evaluation.sample import Sample
-from kvfold.evaluation.samples import SETS, VERSION, draw_samples
+from kvfold.evaluation.samples import VERSION, draw_samples
+from kvfold.evaluation.verdict import NO_VERDICT, judge_answer
 from kvfold.evict.layer import EvictingLayer
 from kvfold.models import fingerprint
 
@@ -168,11 +168,7 @@ class _Judge:
         self._identity = fingerprint(model)
         pairs = ((MethodSpec(FULL, FULL), EVERYTHING), *settings.pairs)
         self._runs = [_prepare(model, spec, budget) for spec, budget in pairs]
-        self._samples = {
-            (name, length): self._draw(name, length)
-            for name in settings.sets
-            for length in settings.lengths
-        }
+        self._samples = draw_all(tokenizer, settings)
 
     def subject(self, name: str) -> Subject:
         """The record of what is judged."""
@@ -181,7 +177,7 @@ class _Judge:
             fingerprint=self._identity,
             dtype=str(self._model.dtype).removeprefix("torch."),
             device=str(self._model.device),
-            samples={self._title(*each): _digest(found) for each, found in self._samples.items()},
+            samples=digests(self._settings, self._samples),
             policies={run.spec.label: run.policy for run in self._runs if run.policy is not None},
         )
 
@@ -216,29 +212,13 @@ class _Judge:
             protocol=self._settings.protocol,
         )
 
-    def _draw(self, name: str, length: int) -> list[Sample]:
-        wanted = self._settings
-        return draw_samples(
-            self._tokenizer,
-            name,
-            wanted.samples,
-            length=wanted.prompt_length(name, length),
-            tokens=wanted.tokens,
-            seed=wanted.seed,
-            depths=wanted.depths,
-        )
-
-    def _title(self, name: str, length: int) -> str:
-        """What the samples of a set and a length are called."""
-        return name if len(self._settings.lengths) == 1 else f"{name} at {length}"
-
     def _batches(self) -> Iterator[_Batch]:
         for (name, length), samples in self._samples.items():
             size = self._settings.batch_at(length)
             for alike in self._alike(samples):
                 for start in range(0, len(alike), size):
                     own = alike[start : start + size]
-                    title = f"{self._title(name, length)} {_numbers(own)}"
+                    title = f"{_title(self._settings, name, length)} {_numbers(own)}"
                     yield _Batch(title, length, own)
 
     def _alike(self, samples: list[Sample]) -> list[list[Sample]]:
@@ -287,14 +267,13 @@ class _Judge:
         sample, report = batch.samples[number], found.report
         answer = found.answers[number] if found.answers else None
         expected = reference.answers[number] if reference.answers else None
-        text = None if answer is None else self._text(answer.tokens)
-        right, share = _judged(sample, text)
-        fault = None
+        verdict = NO_VERDICT
         if answer is not None and expected is not None:
-            fault = find_fault(
-                answer.tokens,
-                is_right=bool(right),
-                is_cut=answer.is_cut,
+            verdict = judge_answer(
+                self._tokenizer,
+                sample.set,
+                sample.expected,
+                answer,
                 full_is_cut=expected.is_cut,
             )
         return Row(
@@ -310,11 +289,7 @@ class _Judge:
             prompt_tokens=len(sample.prompt),
             divergences=found.divergences[number],
             agreements=found.agreements[number],
-            answer=text,
-            answer_tokens=None if answer is None else len(answer.tokens),
-            is_right=right,
-            found=share,
-            fault=fault,
+            **asdict(verdict),
             tokens_kept=round(fmean(report.tokens_kept)),
             bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,
             bytes_fast=report.bytes_fast // report.rows,
@@ -324,9 +299,6 @@ class _Judge:
             tokens_per_second=found.metered.tokens_per_second,
             bytes_peak=found.metered.bytes_peak,
         )
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     def _key(self, run: _Run, sample: Sample, length: int) -> str:
         """Hash of all that the numbers depend on; the label is not among it."""
@@ -350,13 +322,46 @@ class _Judge:
         )
 
 
-def _judged(sample: Sample, answer: str | None) -> tuple[bool | None, float | None]:
-    """Whether an answer is right, and, where all is wanted, the share that it has."""
-    if answer is None:
-        return None, None
-    kind = SETS[sample.set]
-    share = found_share(sample.expected, answer) if kind.wants_all else None
-    return kind.is_right(sample.expected, answer), share
+def draw_all(
+    tokenizer: PreTrainedTokenizerBase, settings: FidelitySettings
+) -> dict[tuple[str, int], list[Sample]]:
+    """The samples of an evaluation, by set and length.
+
+    Args:
+        tokenizer: Of the model.
+        settings: What is asked.
+
+    Raises:
+        ConfigError: When they cannot be had.
+    """
+    return {
+        (name, length): draw_samples(
+            tokenizer,
+            name,
+            settings.samples,
+            length=settings.prompt_length(name, length),
+            tokens=settings.tokens,
+            seed=settings.seed,
+            depths=settings.depths,
+        )
+        for name in settings.sets
+        for length in settings.lengths
+    }
+
+
+def digests(
+    settings: FidelitySettings, samples: Mapping[tuple[str, int], Sequence[Sample]]
+) -> dict[str, str]:
+    """By set, and length where there are several, the hash of its samples."""
+    return {
+        _title(settings, *each): key_of({"samples": [sample.facts() for sample in found]})
+        for each, found in samples.items()
+    }
+
+
+def _title(settings: FidelitySettings, name: str, length: int) -> str:
+    """What the samples of a set and a length are called."""
+    return name if len(settings.lengths) == 1 else f"{name} at {length}"
 
 
 def _numbers(samples: Sequence[Sample]) -> str:
@@ -365,10 +370,6 @@ def _numbers(samples: Sequence[Sample]) -> str:
     if last - first == len(samples) - 1:
         return f"{first} to {last}"
     return ", ".join(str(sample.index + 1) for sample in samples)
-
-
-def _digest(samples: Sequence[Sample]) -> str:
-    return key_of({"samples": [sample.facts() for sample in samples]})
 
 
 def _require_positions(model: PreTrainedModel, settings: FidelitySettings) -> None:

@@ -12,6 +12,9 @@ from kvfold.evaluation.fidelity_pages import html, markdown
 from kvfold.evaluation.fidelity_report import Report
 from kvfold.evaluation.fidelity_tradeoff_chart import draw_tradeoff
 
+NUMBERS = "eval.json"
+"""Name of the file of all numbers in its folder."""
+
 
 def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
     """Write all numbers as `eval.json`, and a page with all tables and pictures as `eval.html`.
@@ -36,7 +39,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, ...]:
         **_heatmaps(report),
     }
     texts = {
-        "eval.json": json_text(report.to_dict()),
+        NUMBERS: json_text(report.to_dict()),
         "eval.html": html(report, pictures),
         "eval.md": markdown(report),
     }

@@ -198,7 +198,8 @@ def by_group(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
 
 def title_of(group: str, summaries: Sequence[Summary]) -> str:
     """What stands above a group's table."""
-    return f"{group}: {summaries[0].samples} samples"
+    fewest, most = (choose(each.samples for each in summaries) for choose in (min, max))
+    return f"{group}: {most if fewest == most else f'{fewest} to {most}'} samples"
 
 
 def parts(report: Report) -> list[Part]:

@@ -1,0 +1,63 @@
+"""What an answer comes to: its text, whether it is right, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from kvfold.evaluation.answers import Fault, find_fault, found_share
+from kvfold.evaluation.batch_decoding import Answer
+from kvfold.evaluation.samples import SETS
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a row says of an answer, by the names that it has there."""
+
+    answer: str | None
+    """Its text; None where nothing was asked."""
+    answer_tokens: int | None
+    """Its length."""
+    is_right: bool | None
+    """Whether it is right."""
+    found: float | None
+    """Share of what is expected that it has, where all is wanted."""
+    fault: Fault | None
+    """What is wrong with it, if it is not."""
+
+
+NO_VERDICT = Verdict(None, None, None, None, None)
+"""Of a text, where nothing is asked."""
+
+
+def judge_answer(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    expected: Iterable[str],
+    answer: Answer,
+    *,
+    full_is_cut: bool,
+) -> Verdict:
+    """Judge an answer as its set does.
+
+    Args:
+        tokenizer: Of the model.
+        name: Of the set.
+        expected: What a right answer has one of, or all of.
+        answer: What was said.
+        full_is_cut: Whether the full cache's answer stopped at the most tokens allowed.
+    """
+    kind, expected = SETS[name], tuple(expected)
+    text = str(tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+    right = kind.is_right(expected, text)
+    return Verdict(
+        answer=text,
+        answer_tokens=len(answer.tokens),
+        is_right=right,
+        found=found_share(expected, text) if kind.wants_all else None,
+        fault=find_fault(
+            answer.tokens, is_right=right, is_cut=answer.is_cut, full_is_cut=full_is_cut
+        ),
+    )
