@@ -153,7 +153,7 @@ def _sekv(
     """A cache with a slow tier of our choice."""
     cache = kvfold.make_cache(model, "sekv", budget=options.budget)
     for layer in _zooming(cache):
-        longest = layer.resolution.longest
+        longest = layer.spans.slow.longest
         make_slow: MakeSlow = lambda index, device, longest=longest: make(longest, index)  # noqa: E731
         layer.resolution = replace(layer.resolution, make_slow=make_slow)
     cache.reset()

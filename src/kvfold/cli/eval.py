@@ -140,8 +140,7 @@ def eval(
     token at a time, so that it evicts at every step; the distance between the distributions, the
     agreement on the likeliest token and the answers are measured, with paired statistics.
 
-    Results are written as they come: an interrupted run goes on with --resume, and so does one
-    with more samples, methods, budgets, sets or lengths.
+    An interrupted run goes on with --resume, and so does one with more samples, methods or sets.
     """
     given = dict(locals())
     folder = output_folder(out)

@@ -169,7 +169,7 @@ def add_answers(folder: Path, tokenizer: PreTrainedTokenizerBase, fidelity: Fide
         question = questions[answer.id]
         reference = full[question.set, question.length, question.index]
         rows.append(_row(tokenizer, question, answer, reference))
-    RowStore(folder, resume=True).add(rows)
+    RowStore(folder, Row.from_dict, resume=True).add(rows)
     return replace(fidelity, rows=(*kept, *rows))
 
 

@@ -57,8 +57,7 @@ def plan_fold(
         settled: Logical position before which everything was divided earlier, `[B]`.
         until: Logical position from which tokens stay exact for now, `[B]`.
         segmenting: How.
-        most: Tokens of each row that may stay exact among those that are divided, `[B]`; without
-            sinks.
+        most: Tokens of each row that may stay exact of those that are divided, sinks apart, `[B]`.
         sinks: First tokens of each row that stay exact, `[B]`.
     """
     positions = slots.positions[:, 0].long()
@@ -79,8 +78,7 @@ def plan_fold(
     span_of = torch.where(is_token, span_of, count)
     lengths = span_of.new_zeros(len(span_of), count + 1)
     lengths = lengths.scatter_add_(1, span_of, torch.ones_like(span_of))[:, :count]
-    leaves = torch.zeros_like(is_due).scatter(1, tokens, is_token)
-    stays = (positions >= 0) & ~leaves
+    stays = (positions >= 0) & ~torch.zeros_like(is_due).scatter(1, tokens, is_token)
     stay = _first(stays, positions)
     return Fold(
         tokens=tokens,
