@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -185,14 +186,17 @@ def inserted(
         settings: Of the method.
         generator: Draws what reads; what writes is zero.
     """
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear")
+    # Only the quotient of the two is used, and need not be whole.
+    alpha = cast("int", settings.alpha)
+    config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, model, _NAME)
     found = nn.ModuleDict()
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
             down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
-            nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5), generator=generator)
+            weight = cast("torch.Tensor", down.weight)
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
             found[_key_of(name)] = nn.ModuleDict({DOWN: down, UP: up})
     model.requires_grad_(False)
     return found.requires_grad_(True)
