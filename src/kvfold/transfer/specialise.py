@@ -66,11 +66,7 @@ def specialise(
         KVFoldError: When a loss is no number.
     """
     facts, seal = shape_facts(model), fingerprint(model)
-    share = (
-        {}
-        if accelerator is None
-        else {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    )
+    share = _share(accelerator)
     method = specialist or SpecialistSettings()
     learner = SpecialistLearner(model, corpora, method, seed=settings.seed, **share)
     record = train(
@@ -82,3 +78,10 @@ def specialise(
         plot_curve(record, Path(folder) / CURVE)
         artifact.save_pretrained(folder)
     return Specialised(artifact, Path(folder) / FILE, Path(folder) / CURVE)
+
+
+def _share(accelerator: Accelerator | None) -> dict[str, int]:
+    """Which of the processes that train together this is."""
+    if accelerator is None:
+        return {}
+    return {"process": accelerator.process_index, "processes": accelerator.num_processes}
