@@ -66,7 +66,7 @@ def specialise(
         KVFoldError: When a loss is no number.
     """
     facts, seal = shape_facts(model), fingerprint(model)
-    share = {} if accelerator is None else _share(accelerator)
+    share = _share(accelerator)
     method = specialist or SpecialistSettings()
     learner = SpecialistLearner(model, corpora, method, seed=settings.seed, **share)
     record = train(
@@ -80,6 +80,8 @@ def specialise(
     return Specialised(artifact, Path(folder) / FILE, Path(folder) / CURVE)
 
 
-def _share(accelerator: Accelerator) -> dict[str, int]:
-    """Which part of the excerpts is this process's."""
+def _share(accelerator: Accelerator | None) -> dict[str, int]:
+    """Which of the processes that train together this is."""
+    if accelerator is None:
+        return {}
     return {"process": accelerator.process_index, "processes": accelerator.num_processes}
