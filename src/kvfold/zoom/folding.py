@@ -95,16 +95,19 @@ class Folding:
                 self._note_surprisal(first, new, outcome)
             self._noted = first.seen
         lengths, settled = _lengths(first), _settled(first)
-        worth = (first.resolution.share * lengths).long()
-        until = lengths - (worth // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
-        step = first.resolution.step
+        share, step = first.resolution.share, first.resolution.step
+        worth, window = (share * lengths).long(), _window(share, lengths)
+        until = lengths - window
         least = torch.where(settled == 0, max(step, FIRST) + self._how.sinks, step)
         is_due = until - settled >= least
         if bool(is_due.any()):
             exact = first.slots.counts - (lengths - settled)
             most = (worth // _ANCHOR_PART - exact).clamp_min(0)
             sinks = (worth // _SINK_PART).clamp_min(_LEAST_SINKS).clamp_max(self._how.sinks)
-            self._fold(zoom, settled, until.where(is_due, settled), most, sinks)
+            # The window grows with the text: now and then more tokens come before the next fold.
+            growth = _window(share, lengths + 2 * step) - window
+            until = until.where(is_due, settled)
+            self._fold(zoom, settled, until, most, sinks, step + int(growth.max()))
 
     def _note_surprisal(self, first: ZoomLayer, new: slice, outcome: Outcome | None) -> None:
         """Of a prompt; a generated token is one that the model itself found likely: 0.
@@ -134,6 +137,7 @@ class Folding:
         until: torch.Tensor,
         most: torch.Tensor,
         sinks: torch.Tensor,
+        room: int,
     ) -> None:
         first = layers[0].slots
         surprisal = first.field(SURPRISAL)[:, 0]
@@ -147,8 +151,13 @@ class Folding:
                 layer.prepare(its_fold)
             layers[0].is_whole = False
             for layer, its_fold in zip(layers, folds, strict=True):
-                layer.fold(its_fold, until)
+                layer.fold(its_fold, until, room)
             layers[0].is_whole = True
+
+
+def _window(share: float, lengths: torch.Tensor) -> torch.Tensor:
+    """Newest tokens that stay exact in rows of so many, `[B]`."""
+    return ((share * lengths).long() // _WINDOW_PART).clamp(LEAST_WINDOW, WINDOW)
 
 
 def _lengths(layer: ZoomLayer) -> torch.Tensor:

@@ -169,20 +169,20 @@ class ZoomLayer(CacheLayer):
         )
         return keys, values
 
-    def fold(self, fold: Fold, settled: torch.Tensor) -> None:
+    def fold(self, fold: Fold, settled: torch.Tensor, room: int) -> None:
         """Turn exact tokens into spans, which was prepared.
 
         Args:
             fold: Which.
             settled: Logical position before which tokens are divided for good, `[B]`.
+            room: Tokens that will come before the next fold.
         """
         self.note_peak()
         self.settled = settled.to(self.slots.positions.device, copy=True)
         if fold.lengths.shape[1] > 0:
             self.spans.add(*self._of(fold), fold, self.moment)
             self.slots.keep(fold.stay, fold.held)
-            # The window grows with the text: now and then one token more comes before a fold.
-            self.slots.reserve(len(self.slots) + self.resolution.step + 1)
+            self.slots.reserve(len(self.slots) + room)
             self.has_evicted = True
             if bool(self.spans.in_rows.all()):
                 self.moment = None
