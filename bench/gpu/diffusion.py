@@ -3,7 +3,8 @@
     python bench/gpu/diffusion.py --out diffusion
     python bench/gpu/diffusion.py --model tiny --device cpu --length 16   # whether it runs
 
-Needs one CUDA GPU with 24 GiB and less than five minutes. All caches write after the same prompt in
+Needs one CUDA GPU that holds the weights (16 GB in bfloat16), and is meant to take less than five
+minutes there, which was not tried yet. All caches write after the same prompt in
 turns, one token a step. Random weights write nonsense, so that the result speaks of time and bytes,
 and of no agreement. Writes `diffusion.json`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvfold.bench.spread import Spread
 from kvfold.evaluation.fidelity_costs import costs
 from kvfold.evaluation.fidelity_found import Fidelity, Subject
 from kvfold.evaluation.fidelity_pages import html, markdown
@@ -11,7 +12,6 @@ from kvfold.evaluation.fidelity_report import Report, report_of
 from kvfold.evaluation.fidelity_rows import Row
 from kvfold.evaluation.fidelity_settings import FidelitySettings, MethodSpec
 from kvfold.evaluation.fidelity_tables import COST_TITLE
-from kvfold.evaluation.statistics import Middle
 from tests.evaluation.test_fidelity_report import ROWS, row
 
 
@@ -40,16 +40,21 @@ def report(rows: tuple[Row, ...]) -> Report:
     return report_of(Fidelity("kvfold eval", subject, settings, rows, process_peak=3 * 2**29))
 
 
+def middle(spread: Spread | None) -> tuple[float, float, float]:
+    assert spread is not None
+    return spread.median, spread.lowest, spread.highest
+
+
 def test_medians_and_ranges_by_set_length_and_run() -> None:
     full, h2o, task, other = costs(TIMED)
     assert [(c.set, c.length, c.method) for c in (full, h2o, task, other)] == [
         *(("prose", 0, "full"), ("prose", 0, "h2o"), ("niah", 0, "h2o"), ("prose", 9, "h2o")),
     ]
-    assert h2o.tokens_per_second == Middle(20, 15, 25)
-    assert h2o.first_token_seconds == Middle(2.5, 1.5, 3.5)
-    assert h2o.bytes_peak == Middle(2 * 2**20, 2**20, 3 * 2**20)
-    assert (h2o.batch_rows, task.batch_rows) == (Middle(4, 4, 4), Middle(1, 1, 1))
-    assert other.tokens_per_second == Middle(50, 50, 50)
+    assert middle(h2o.tokens_per_second) == (20, 15, 25)
+    assert middle(h2o.first_token_seconds) == (2.5, 1.5, 3.5)
+    assert middle(h2o.bytes_peak) == (2 * 2**20, 2**20, 3 * 2**20)
+    assert (middle(h2o.batch_rows), middle(task.batch_rows)) == ((4, 4, 4), (1, 1, 1))
+    assert middle(other.tokens_per_second) == (50, 50, 50)
 
 
 def test_what_has_said_nothing_has_no_rate() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvfold.errors import ConfigError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,6 +42,18 @@ ChunkOption = Annotated[
 def listed(text: str) -> tuple[str, ...]:
     """The parts of a comma-separated list."""
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+def token_counts(text: str) -> tuple[int, ...]:
+    """The numbers of tokens in the comma-separated list of `--lengths`.
+
+    Raises:
+        ConfigError: When there is none, or something else among them.
+    """
+    parts = listed(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--lengths {text!r}: give numbers of tokens such as 256,512")
+    return tuple(map(int, parts))
 
 
 def load(

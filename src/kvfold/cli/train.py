@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfold.cli.checks import check_model
-from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
+from kvfold.cli.console import JsonOption, note, progress
 from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
 from kvfold.cli.train_place import (
     EveryOption,
@@ -24,6 +24,7 @@ from kvfold.cli.train_place import (
     folder_for,
     is_main,
     progress_line,
+    show_trained,
     this_command,
 )
 from kvfold.cli.train_sekv import sekv
@@ -198,24 +199,10 @@ def _line(at: Progress) -> str:
 
 
 def _show(trained: TrainedPolicy, *, json_output: bool) -> None:
-    record = trained.artifact.record
-    if json_output:
-        print_json({"policy": str(trained.policy), "picture": str(trained.curve), **record})
-        return
-    best = record["best_metrics"]
-    assert isinstance(best, dict)
-    stdout().print(
-        facts(
-            {
-                "policy": trained.policy,
-                "picture": trained.curve,
-                "best after": f"{record['best_step']} steps",
-                **{name: f"{value:.3f}" for name, value in best.items()},
-            },
-            title="Trained policy",
-        )
-    )
-    note(f"use it: kvfold.make_cache(model, {_arguments(trained)})")
+    record, files = trained.artifact.record, {"policy": trained.policy, "picture": trained.curve}
+    show_trained(files, record, title="Trained policy", json_output=json_output)
+    if not json_output:
+        note(f"use it: kvfold.make_cache(model, {_arguments(trained)})")
 
 
 def _arguments(trained: TrainedPolicy) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvfold.cli.console import note
+from kvfold.cli.console import facts, note, print_json, stdout
 from kvfold.cli.files import output_folder
 
 if TYPE_CHECKING:
@@ -121,3 +121,31 @@ def progress_line(at: Progress, shown: Sequence[str], judged: str) -> str:
         parts.append(f"validation {judged} {at.validation[judged]:.3f}")
     left = "" if at.seconds_left is None else f", {at.seconds_left / 60:.0f} min left"
     return f"step {at.step} of {at.total}: {', '.join(parts)}{left}"
+
+
+def show_trained(
+    files: Mapping[str, Path], record: Mapping[str, object], *, title: str, json_output: bool
+) -> None:
+    """Say where what was learnt is, and how good it was found to be.
+
+    Args:
+        files: By what they hold.
+        record: Of the training.
+        title: Of the table.
+        json_output: Print files and record as JSON instead.
+    """
+    if json_output:
+        print_json({**{name: str(path) for name, path in files.items()}, **record})
+        return
+    best = record["best_metrics"]
+    assert isinstance(best, dict)
+    stdout().print(
+        facts(
+            {
+                **files,
+                "best after": f"{record['best_step']} steps",
+                **{name: f"{value:.3f}" for name, value in best.items()},
+            },
+            title=title,
+        )
+    )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfold.cli.checks import check_model
-from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
-from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load
+from kvfold.cli.console import JsonOption, note, progress
+from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, load, token_counts
 from kvfold.cli.train_place import (
     EveryOption,
     OutOption,
@@ -24,6 +24,7 @@ from kvfold.cli.train_place import (
     folder_for,
     is_main,
     progress_line,
+    show_trained,
     this_command,
 )
 from kvfold.errors import ConfigError
@@ -114,10 +115,7 @@ def sekv(
 
 def _lengths(text: str, least: int) -> tuple[int, ...]:
     """The lengths of excerpts, each with room for spans."""
-    parts = listed(text)
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--lengths {text!r}: give numbers of tokens such as 512,1024")
-    counts = tuple(int(part) for part in parts)
+    counts = token_counts(text)
     if min(counts) <= least:
         raise ConfigError(
             f"excerpts of {min(counts)} tokens leave no span between the first tokens and the "
@@ -178,21 +176,7 @@ def _run(
 
 
 def _show(trained: TrainedGates, *, json_output: bool) -> None:
-    record = trained.artifact.record
-    if json_output:
-        print_json({"gates": str(trained.gates), "picture": str(trained.curve), **record})
-        return
-    best = record["best_metrics"]
-    assert isinstance(best, dict)
-    stdout().print(
-        facts(
-            {
-                "gates": trained.gates,
-                "picture": trained.curve,
-                "best after": f"{record['best_step']} steps",
-                **{name: f"{value:.3f}" for name, value in best.items()},
-            },
-            title="Trained gates",
-        )
-    )
-    note(f'use them: kvfold.make_cache(model, "sekv", gates="{trained.gates.parent}")')
+    record, files = trained.artifact.record, {"gates": trained.gates, "picture": trained.curve}
+    show_trained(files, record, title="Trained gates", json_output=json_output)
+    if not json_output:
+        note(f'use them: kvfold.make_cache(model, "sekv", gates="{trained.gates.parent}")')

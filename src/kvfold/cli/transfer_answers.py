@@ -12,11 +12,10 @@ import typer
 from kvfold.cli.checks import check_counts, check_model
 from kvfold.cli.console import JsonOption, note, print_json, progress, stdout, table
 from kvfold.cli.files import output_folder
-from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
+from kvfold.cli.options import DeviceOption, DtypeOption, load, token_counts
 from kvfold.cli.train_place import this_command
 from kvfold.cli.transfer_calibrate import ConsumerArgument, ProducerArgument
-from kvfold.cli.transfer_options import CodecsArgument, check_tokenizer, load_codecs
-from kvfold.errors import ConfigError
+from kvfold.cli.transfer_options import CodecsArgument, check_tokenizer, codec_paths, load_codecs
 
 if TYPE_CHECKING:
     from kvfold.evaluation.handover import HandoverRow, HandoverSettings
@@ -81,29 +80,20 @@ def answers(
     folder = output_folder(out)
     for name in (producer, consumer):
         check_model(name, dtype)
-    check_counts(items=items)
-    given = _lengths(lengths)
+    given = token_counts(lengths)
+    check_counts(items=items, lengths=min(given))
     from kvfold.evaluation.fidelity_rows import require_folder
     from kvfold.evaluation.handover import HandoverSettings
 
     require_folder(folder, resume=resume)
     settings = HandoverSettings(items=items, lengths=given, seed=seed)
-    paths = tuple(codecs) if codecs else (Path("shipped"),)
-    exam = Examination(producer, consumer, paths, folder, dtype, device)
+    exam = Examination(producer, consumer, codec_paths(codecs), folder, dtype, device)
     document, summaries, title = _run(exam, settings, resume=resume)
     _write(document, summaries, folder, title)
     if json_output:
         print_json(document)
         return
     _show(summaries, title)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    parts = listed(text)
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--lengths {text!r}: give numbers of tokens such as 256,512")
-    check_counts(lengths=min(map(int, parts)))
-    return tuple(map(int, parts))
 
 
 def _run(

@@ -17,7 +17,7 @@ from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
 from kvfold.cli.train_place import TextsOption, this_command
 from kvfold.cli.transfer_calibrate import ConsumerArgument, ProducerArgument
-from kvfold.cli.transfer_options import CodecsArgument, load_codecs
+from kvfold.cli.transfer_options import CodecsArgument, codec_paths, load_codecs
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def bench(
     from kvfold.transfer.race import RaceSettings
 
     settings = RaceSettings(bandwidths=rates, continuation=continuation, rounds=rounds)
-    paths = tuple(codecs) if codecs else (Path("shipped"),)
+    paths = codec_paths(codecs)
     contest = Contest(producer, consumer, paths, listed(texts), tokens, seed, dtype, device)
     entrants, names = _run(contest, settings)
     document = _document(entrants, contest, settings, names)

@@ -45,6 +45,11 @@ KeyFileOption = Annotated[
 ]
 
 
+def codec_paths(named: list[Path] | None) -> tuple[Path, ...]:
+    """The codecs that were named; without any, the one that comes with the package."""
+    return tuple(named or [Path("shipped")])
+
+
 def load_codecs(paths: Iterable[Path]) -> dict[str, Codec]:
     """Codecs by the names of their folders.
 

@@ -20,6 +20,7 @@ from kvfold.cli.transfer_options import (
     check_port,
     check_seconds,
     check_tokenizer,
+    codec_paths,
     read_key,
     server_context,
 )
@@ -89,7 +90,7 @@ def serve(
         host=host, port=port, connections=clients, bytes_kept=kept, seconds_kept=ttl
     )
     check_reach(host, key, tls)
-    loaded = [Codec.load(path) for path in codecs or [Path("shipped")]]
+    loaded = [Codec.load(path) for path in codec_paths(codecs)]
     producer = _producer(loaded, model, dtype, device, settings, key, tls)
     try:
         asyncio.run(_serve(producer, host))

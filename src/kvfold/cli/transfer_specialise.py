@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvfold.cli.checks import check_counts, check_model
-from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
-from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed
+from kvfold.cli.console import JsonOption, note, progress
+from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, token_counts
 from kvfold.cli.train_place import (
     EveryOption,
     OutOption,
@@ -24,6 +24,7 @@ from kvfold.cli.train_place import (
     folder_for,
     is_main,
     progress_line,
+    show_trained,
     this_command,
 )
 from kvfold.errors import ConfigError
@@ -91,10 +92,7 @@ def specialise(
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    parts = listed(text)
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--lengths {text!r}: give numbers of tokens such as 256,512")
-    found = tuple(map(int, parts))
+    found = token_counts(text)
     if len(set(found)) < len(found):
         raise ConfigError(f"--lengths {text!r} has a length twice: give each once")
     check_counts(lengths=min(found))
@@ -161,21 +159,7 @@ def _run(
 
 
 def _show(trained: Specialised, *, json_output: bool) -> None:
-    record = trained.artifact.record
-    if json_output:
-        print_json({"adapter": str(trained.adapter), "picture": str(trained.curve), **record})
-        return
-    best = record["best_metrics"]
-    assert isinstance(best, dict)
-    stdout().print(
-        facts(
-            {
-                "adapter": trained.adapter,
-                "picture": trained.curve,
-                "best after": f"{record['best_step']} steps",
-                **{name: f"{value:.3f}" for name, value in best.items()},
-            },
-            title="Trained specialist",
-        )
-    )
-    note(f"use it: kvfold transfer calibrate {trained.artifact.base} {trained.adapter.parent}")
+    record, files = trained.artifact.record, {"adapter": trained.adapter, "picture": trained.curve}
+    show_trained(files, record, title="Trained specialist", json_output=json_output)
+    if not json_output:
+        note(f"use it: kvfold transfer calibrate {trained.artifact.base} {trained.adapter.parent}")

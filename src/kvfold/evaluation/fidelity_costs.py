@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from kvfold.bench.spread import Spread
 from kvfold.evaluation.fidelity_rows import Row, by_run
-from kvfold.evaluation.statistics import Middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,22 @@ class Cost:
     """Its label."""
     budget: str
     """What it may keep."""
-    batch_rows: Middle | None
+    batch_rows: Spread | None
     """Samples that were run together."""
-    first_token_seconds: Middle | None
+    first_token_seconds: Spread | None
     """To read the prompts of a batch, to fill the cache and to read questions that come later."""
-    tokens_per_second: Middle | None
+    tokens_per_second: Spread | None
     """Of all rows of a batch together; None where none was decoded."""
-    bytes_peak: Middle | None
+    bytes_peak: Spread | None
     """Most bytes that the cache held after a forward, a row."""
+
+    def to_dict(self) -> dict[str, object]:
+        """The costs as plain data."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: value.to_dict() if isinstance(value, Spread) else value
+            for name, value in values.items()
+        }
 
 
 def costs(rows: Iterable[Row]) -> list[Cost]:
@@ -54,13 +62,13 @@ def _cost(rows: Sequence[Row]) -> Cost:
         length=rows[0].length,
         method=rows[0].method,
         budget=rows[0].budget,
-        batch_rows=_middle([row.batch_rows for row in rows]),
-        first_token_seconds=_middle([row.first_token_seconds for row in rows]),
-        tokens_per_second=_middle([row.tokens_per_second for row in rows]),
-        bytes_peak=_middle([row.bytes_peak for row in rows]),
+        batch_rows=_spread([row.batch_rows for row in rows]),
+        first_token_seconds=_spread([row.first_token_seconds for row in rows]),
+        tokens_per_second=_spread([row.tokens_per_second for row in rows]),
+        bytes_peak=_spread([row.bytes_peak for row in rows]),
     )
 
 
-def _middle(values: Iterable[float | None]) -> Middle | None:
-    known = [value for value in values if value is not None]
-    return Middle.of(known) if known else None
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    known = tuple(value for value in values if value is not None)
+    return Spread(known) if known else None

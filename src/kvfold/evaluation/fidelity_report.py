@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-import torch
-
 from kvfold.evaluation.answers import FAULTS
 from kvfold.evaluation.fidelity_costs import Cost, costs
 from kvfold.evaluation.fidelity_found import Fidelity
@@ -130,7 +128,7 @@ def differences(rows: Sequence[Row], baseline: str, *, seed: int) -> list[Differ
                 continue
             paired = list(_paired(runs[baseline, budget], own))
             if paired:
-                interval = Interval.of(torch.tensor(paired), seed=seed)
+                interval = Interval.of(paired, seed=seed)
                 found.append(Difference(group, budget, baseline, method, interval))
     return found
 
@@ -161,7 +159,7 @@ class Report:
             "summaries": [asdict(each) for each in self.summaries],
             "differences": [each.to_dict() for each in self.differences],
             "grid": [each.to_dict() for each in self.cells],
-            "costs": [asdict(each) for each in self.costs],
+            "costs": [each.to_dict() for each in self.costs],
             "process_peak": self.fidelity.process_peak,
             "rows": [row.to_dict() for row in self.fidelity.rows],
         }
@@ -196,7 +194,7 @@ def _summary(
         method=method,
         budget=budget,
         samples=len(rows),
-        kl=Interval.of(torch.tensor(distances), seed=seed) if distances else None,
+        kl=Interval.of(distances, seed=seed) if distances else None,
         agreement=_mean(row.agreement for row in rows if row.agreement is not None),
         score=score,
         share_of_full=score / best if score is not None and best else None,

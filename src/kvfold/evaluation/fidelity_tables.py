@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvfold.artifacts import MIB, format_bytes
+from kvfold.bench.spread import Spread
 from kvfold.evaluation.fidelity_costs import Cost
 from kvfold.evaluation.fidelity_grid import Cell
 from kvfold.evaluation.fidelity_report import Difference, Report, Summary
 from kvfold.evaluation.fidelity_settings import FidelitySettings
-from kvfold.evaluation.statistics import Interval, Middle, Share
+from kvfold.evaluation.statistics import Interval, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,10 @@ def cost_rows(costs: Iterable[Cost]) -> list[tuple[str | None, ...]]:
             str(each.length),
             each.method,
             each.budget,
-            _middle(each.batch_rows, ".0f"),
-            _middle(each.first_token_seconds, ".2f"),
-            _middle(each.tokens_per_second, ".1f"),
-            _middle(each.bytes_peak, ".2f", unit=MIB),
+            _spread(each.batch_rows, ".0f"),
+            _spread(each.first_token_seconds, ".2f"),
+            _spread(each.tokens_per_second, ".1f"),
+            _spread(each.bytes_peak, ".2f", unit=MIB),
         )
         for each in costs
     ]
@@ -254,11 +255,11 @@ def _share(share: Share) -> str:
     return f"{share.mean:.1%} ({low:.1%} to {high:.1%})"
 
 
-def _middle(middle: Middle | None, spec: str, *, unit: int = 1) -> str | None:
+def _spread(spread: Spread | None, spec: str, *, unit: int = 1) -> str | None:
     """A median, and its range where it has one."""
-    if middle is None:
+    if spread is None:
         return None
-    numbers = (middle.median, middle.lowest, middle.highest)
+    numbers = (spread.median, spread.lowest, spread.highest)
     shown, low, high = (format(number / unit, spec) for number in numbers)
     return shown if low == high else f"{shown} ({low} to {high})"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
+from kvfold.bench.spread import Spread
 from kvfold.evaluation.fidelity_grid import share_right
 from kvfold.evaluation.fidelity_rows import Row, by_run
 from kvfold.evaluation.fidelity_settings import FULL
-from kvfold.evaluation.statistics import Interval, Middle, Share
+from kvfold.evaluation.statistics import Interval, Share
 
 _SampleId = tuple[str, int, int]
 """Set, length and place in the set."""
@@ -31,7 +30,7 @@ class Point:
     bytes_fast: float
     """Held after the prompt on the tier that attention reads, as a share of a full cache's keys and
     values."""
-    speed: Middle | None
+    speed: Spread | None
     """Tokens a second as multiples of the full cache's, sample by sample and by the way; None where
     rows have none."""
 
@@ -74,10 +73,10 @@ def _point(
     return Point(
         method=method,
         budget=budget,
-        kl=Interval.of(torch.tensor(distances), seed=seed) if distances else None,
+        kl=Interval.of(distances, seed=seed) if distances else None,
         answers=share_right(tasks) if tasks else None,
         bytes_fast=sum(row.bytes_fast for row in rows) / sum(row.bytes_full for row in rows),
-        speed=Middle.of(speeds) if speeds else None,
+        speed=Spread(tuple(speeds)) if speeds else None,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import torch
 from matplotlib.figure import Figure
 
 from kvfold.bench.chart import COLOURS
@@ -59,9 +58,7 @@ def summarise(rows: Sequence[HandoverRow], *, seed: int) -> list[Summary]:
             "divergence": [row.divergence for row in these],
         }
         share = sum(row.payload for row in these) / sum(row.raw for row in these)
-        intervals = {
-            name: Interval.of(torch.tensor(values), seed=seed) for name, values in columns.items()
-        }
+        intervals = {name: Interval.of(values, seed=seed) for name, values in columns.items()}
         found.append(Summary(way, share, **intervals))
     return found
 

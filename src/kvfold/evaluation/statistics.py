@@ -1,11 +1,10 @@
-"""Means and shares with their uncertainty, bootstrap and Wilson intervals, and medians."""
+"""Means and shares with their uncertainty: bootstrap and Wilson intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -29,30 +28,13 @@ class Interval:
     """Size of the sample."""
 
     @classmethod
-    def of(cls, values: torch.Tensor, *, seed: int) -> Interval:
-        """From a sample `[N]`, N at least 1."""
-        values = values.double().cpu()
+    def of(cls, sample: torch.Tensor | Sequence[float], *, seed: int) -> Interval:
+        """From a sample `[N]`, N at least 1; all is computed in float64."""
+        values = torch.as_tensor(sample, dtype=torch.float64, device="cpu")
         generator = torch.Generator().manual_seed(seed)
         picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
         bounds = values[picks].mean(dim=1).quantile(torch.tensor([0.025, 0.975]).double())
         return cls(float(values.mean()), float(bounds[0]), float(bounds[1]), len(values))
-
-
-@dataclass(frozen=True, slots=True)
-class Middle:
-    """A median with the range of its sample."""
-
-    median: float
-    """The middle one."""
-    lowest: float
-    """The smallest."""
-    highest: float
-    """The largest."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Middle:
-        """From a sample, of one at least."""
-        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,13 @@ from kvfold.home import DEFAULT_NAME, DefaultStatus, default_path, default_statu
 from kvfold.models.anatomy import Anatomy, LayerAnatomy, anatomy_of
 from kvfold.models.angles import angles
 from kvfold.models.default import ensure_default
-from kvfold.models.fingerprint import differing_facts, fingerprint, fingerprint_facts, shape_facts
+from kvfold.models.fingerprint import (
+    differing_facts,
+    differing_shapes,
+    fingerprint,
+    fingerprint_facts,
+    shape_facts,
+)
 from kvfold.models.home import Progress
 from kvfold.models.loading import load_config, load_model, skeleton
 from kvfold.models.parts import (
@@ -53,6 +59,7 @@ __all__ = [
     "default_path",
     "default_status",
     "differing_facts",
+    "differing_shapes",
     "ensure_default",
     "final_norm",
     "fingerprint",

@@ -7,7 +7,6 @@ machine: a codec is for exactly these weights.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError
 from kvfold.home import public_name
-from kvfold.models.fingerprint import differing_facts, fingerprint, shape_facts
+from kvfold.models.fingerprint import differing_shapes, fingerprint
 from kvfold.tensorfile import read_sealed, write_sealed
 
 FORMAT = 1
@@ -75,9 +74,7 @@ class AdapterArtifact:
 
     def _check(self, model: PreTrainedModel) -> None:
         name = public_name(self.base)
-        # As JSON has them, tuples are lists.
-        found = json.loads(json.dumps(shape_facts(model)))
-        if differing := differing_facts(self.facts, found):
+        if differing := differing_shapes(self.facts, model):
             raise ArtifactError(
                 f"the adapter was trained on {name}, and this model differs ({differing}): train "
                 "one with `kvfold transfer specialise`"

@@ -68,6 +68,12 @@ def differing_facts(expected: dict[str, object], found: dict[str, object]) -> st
     return ", ".join(said[:_SAID]) + (f", and {more} more" if more > 0 else "")
 
 
+def differing_shapes(facts: dict[str, object], model: PreTrainedModel) -> str:
+    """Says in words how a model's shape differs from facts that were read from a file."""
+    # As JSON has them, tuples are lists.
+    return differing_facts(facts, json.loads(json.dumps(shape_facts(model))))
+
+
 def _difference(name: str, found: object, expected: object) -> str:
     """One of them; what is long is only named."""
     said = f"{name} {found} instead of {expected}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kvfold.artifacts import finite, write_files
 from kvfold.errors import ArtifactError
-from kvfold.models import differing_facts, fingerprint, shape_facts
+from kvfold.models import differing_shapes, fingerprint
 from kvfold.models.hub import fetch_artifact, locate_artifact
 from kvfold.tensorfile import digest_of, read_sealed, write_sealed
 from kvfold.zoom.gates import Gates, GateShape
@@ -53,9 +52,7 @@ class GatesArtifact:
         Raises:
             ArtifactError: Saying what differs.
         """
-        # As JSON has them, tuples are lists.
-        found = json.loads(json.dumps(shape_facts(model)))
-        if differing := differing_facts(self.facts, found):
+        if differing := differing_shapes(self.facts, model):
             raise ArtifactError(
                 f"these gates were trained on {self.trained_on}, and this model differs "
                 f"({differing}): train some with `kvfold train sekv`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -152,8 +151,8 @@ class ZoomLayer(CacheLayer):
         most = torch.finfo(self.spans.dtype or keys.dtype).max
         held = [keys, values] if self.moment is None else [keys, values, self.moment]
         bounds = [most, most, torch.finfo(torch.float32).max]
-        largest = [float(torch.linalg.vector_norm(tensor, math.inf)) for tensor in held]
-        if not all(found <= bound for found, bound in zip(largest, bounds, strict=False)):
+        largest = torch.stack([tensor.abs().amax().float() for tensor in held])
+        if not bool((largest <= largest.new_tensor(bounds[: len(held)])).all()):
             raise ConfigError(
                 f"keys, values or queries of layer {self._index} are not finite or above {most:g}, "
                 "the most that spans hold: give sekv slow='exact', or look for NaN in the weights"
