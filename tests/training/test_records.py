@@ -16,6 +16,7 @@ from kvfold.training import open_corpus
 from kvfold.training.passages import read_passages
 from kvfold.training.records import (
     FORENAMES,
+    FORMS,
     VALUES,
     Part,
     RecordItems,
@@ -103,3 +104,25 @@ def test_a_corpus_of_records_scores_the_answer_alone() -> None:
     assert asked.endswith("\nA:")
     assert told.endswith(" .")
     assert " / " in told
+
+
+def test_a_quiz_asks_several_questions_about_records_that_are_told() -> None:
+    tokenizer = byte_tokenizer()
+    corpus = open_corpus(["quiz"], tokenizer, length=1200, seed=0)
+    for split in ("train", "validation"):
+        excerpt = corpus.excerpt(2, split)
+        assert len(excerpt.tokens) == 1200
+        assert excerpt.scored is not None
+        passage = text_of(excerpt.tokens[: -excerpt.scored].tolist())
+        turns = text_of(excerpt.tokens[-excerpt.scored :].tolist()).split("Q: ")[1:]
+        assert len(turns) == 4
+        for turn in turns:
+            question, answer = turn.split("\nA: ")
+            values = answer.split(" .")[0].split(" / ")
+            for asked, value in zip(question.split("; "), values, strict=True):
+                attribute, name = asked.split(" of ")
+                told = [
+                    form.format(attribute=attribute, name=name, value=value) in passage
+                    for form in FORMS
+                ]
+                assert any(told)

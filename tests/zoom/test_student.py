@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from kvfold.attention import Scoring
+from kvfold.models import frozen
 from kvfold.ops.divergence import kl_divergence
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.judge import judge, left_out, wanted
-from kvfold.zoom.student import Heard, Lesson, frozen, hear
+from kvfold.zoom.student import Heard, Lesson, hear
 from kvfold.zoom.student_attention import (
     ExactTokens,
     SpanTokens,

@@ -29,8 +29,8 @@ TextsOption = Annotated[
     typer.Option(
         help="What to train on, a comma between several: text files, .jsonl files "
         "(file.jsonl:field), folders, data sets (hf:name/config:split:field), or the built-in "
-        "`default`, `reference`, `retrieval`, `arithmetic`, `records`; a weight may follow, as in "
-        "default=3."
+        "`default`, `reference`, `retrieval`, `arithmetic`, `records`, `quiz`; a weight may follow "
+        "each, as in default=3."
     ),
 ]
 SinksOption = Annotated[int, typer.Option(help="First tokens that always stay.")]

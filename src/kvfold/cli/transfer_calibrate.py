@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +17,8 @@ from kvfold.cli.train_place import ResumeOption, TextsOption, this_command
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
-    from kvfold.training.corpus import Corpus
     from kvfold.transfer import CalibrationProgress, CalibrationSettings, Codec
 
 STATE = "state"
@@ -53,7 +51,17 @@ OutOption = Annotated[
     str, typer.Option(help="Folder of the codec, its picture, and the state.", metavar="DIR")
 ]
 CountOption = Annotated[int, typer.Option(help="Texts that are read; a few more are measured on.")]
+RefineOption = Annotated[
+    int,
+    typer.Option(
+        help="Further texts, on which decoders are taught by the consumer's predictions; 0 for "
+        "none."
+    ),
+]
 TokensOption = Annotated[int, typer.Option(help="Tokens of a text, and of a payload's prefix.")]
+ContinuationOption = Annotated[
+    int, typer.Option(help="Last tokens of a text, on which predictions are compared.")
+]
 PatchesOption = Annotated[int, typer.Option(help="Most patched layers; 0 leaves them out.")]
 WidthsOption = Annotated[str, typer.Option(help="Bits that a code may take: 8,4 or fewer.")]
 SeedOption = Annotated[int, typer.Option(help="Of texts, samples and aligners.")]
@@ -71,6 +79,8 @@ class Order:
     """Sources."""
     count: int
     """Texts that are read."""
+    refine: int
+    """Texts that decoders are taught on."""
     payload: float | None
     """Share of raw."""
     max_kl: float | None
@@ -91,7 +101,9 @@ def calibrate(
     max_kl: MaxKlOption = None,
     texts: TextsOption = "default",
     count: CountOption = 200,
+    refine: RefineOption = 200,
     tokens: TokensOption = 1024,
+    continuation: ContinuationOption = 64,
     patches: PatchesOption = 8,
     widths: WidthsOption = "8,4",
     seed: SeedOption = 0,
@@ -106,13 +118,17 @@ def calibrate(
     """
     for name in (producer, consumer):
         check_model(name, dtype)
-    check_counts(count=count, tokens=tokens)
+    check_counts(count=count, tokens=tokens, continuation=continuation)
+    if refine < 0:
+        raise ConfigError(f"--refine {refine} is below 0: give 0 to leave it out, or more")
     folder = output_folder(out)
     _check_state(folder, resume=resume)
     if payload is None and max_kl is None:
         payload = 0.25
-    order = Order(producer, consumer, listed(texts), count, payload, max_kl, folder, dtype, device)
-    settings = _settings(order, tokens, patches, widths, seed)
+    order = Order(
+        producer, consumer, listed(texts), count, refine, payload, max_kl, folder, dtype, device
+    )
+    settings = _settings(locals(), order)
     try:
         codec, title = _run(order, settings)
     except KeyboardInterrupt:
@@ -138,28 +154,29 @@ def _check_state(folder: Path, *, resume: bool) -> None:
         )
 
 
-def _settings(
-    order: Order, tokens: int, patches: int, widths: str, seed: int
-) -> CalibrationSettings:
+def _settings(given: Mapping[str, Any], order: Order) -> CalibrationSettings:
     from kvfold.transfer import CalibrationSettings
     from kvfold.transfer.probes import SHORTEST
     from kvfold.transfer.settings import Target
 
-    bits = listed(widths)
+    bits, patches = listed(given["widths"]), given["patches"]
     if not bits or not all(part.isdecimal() for part in bits):
-        raise ConfigError(f"--widths {widths!r}: give numbers of bits such as 8,4")
+        raise ConfigError(f"--widths {given['widths']!r}: give numbers of bits such as 8,4")
     settings = CalibrationSettings(
-        tokens=tokens,
+        tokens=given["tokens"],
+        continuation=given["continuation"],
         patches=patches,
         pool=max(patches, CalibrationSettings().pool),
         widths=tuple(map(int, bits)),
-        seed=seed,
+        seed=given["seed"],
     )
     settings.check()
     Target(order.payload, order.max_kl)
-    if tokens < settings.continuation + SHORTEST:
+    if settings.tokens < settings.continuation + SHORTEST:
         least = settings.continuation + SHORTEST
-        raise ConfigError(f"--tokens {tokens} is too short to measure by: give at least {least}")
+        raise ConfigError(
+            f"--tokens {settings.tokens} is too short to measure by: give at least {least}"
+        )
     return settings
 
 
@@ -173,11 +190,15 @@ def _run(order: Order, settings: CalibrationSettings) -> tuple[Codec, str]:
     second, other = load(order.consumer, order.dtype, order.device)
     settings = replace(settings, tokenizer=_shared_digest(tokenizer, other))
     corpus = open_corpus(order.texts, tokenizer, length=settings.tokens, seed=settings.seed)
+    read = [corpus.excerpt(i, "train").tokens for i in range(order.count + order.refine)]
+    # What is measured on shares nothing with what is read.
+    measured = [corpus.excerpt(i, "validation").tokens for i in range(2 * settings.probes)]
     with progress() as report:
         codec = fit(
             first,
             second,
-            _excerpts(corpus, order.count, 2 * settings.probes),
+            [*read[: order.count], *measured],
+            refine=read[order.count :],
             payload=order.payload,
             max_kl=order.max_kl,
             settings=settings,
@@ -204,12 +225,6 @@ def _shared_digest(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBa
             "give a base model and one fine-tuned from it"
         )
     return digests[0]
-
-
-def _excerpts(corpus: Corpus, count: int, measured: int) -> list[torch.Tensor]:
-    """Texts to read, then those to measure on, which share nothing with them."""
-    read = [corpus.excerpt(index, "train").tokens for index in range(count)]
-    return read + [corpus.excerpt(index, "validation").tokens for index in range(measured)]
 
 
 def _teller(report: Callable[[str, float], None]) -> Callable[[CalibrationProgress], None]:

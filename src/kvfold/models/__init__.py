@@ -11,6 +11,7 @@ from kvfold.models.fingerprint import (
     fingerprint_facts,
     shape_facts,
 )
+from kvfold.models.frozen import frozen
 from kvfold.models.home import Progress
 from kvfold.models.loading import load_config, load_model, skeleton
 from kvfold.models.parts import (
@@ -64,6 +65,7 @@ __all__ = [
     "final_norm",
     "fingerprint",
     "fingerprint_facts",
+    "frozen",
     "head_shape",
     "input_norm",
     "key_norm",

@@ -106,8 +106,8 @@ def open_corpus(
 
     A source is a text file; a folder, of which all text files are read; `file.jsonl` or
     `file.jsonl:field`; `hf:owner/name[/config][:split[:field]]`; or a built-in one: `reference`
-    (what comes with Python), `retrieval`, `arithmetic` and `records` (generated prompts), `default`
-    (a mix of the first three). `name=3` gives a source the weight 3; else it has 1.
+    (what comes with Python), `retrieval`, `arithmetic`, `records` and `quiz` (generated prompts),
+    `default` (a mix of the first three). `name=3` gives a source the weight 3; else it has 1.
 
     Args:
         sources: At least one.
@@ -156,12 +156,18 @@ class _Text:
         return {"tokens": held, "block": self._passages.block}
 
 
+class _Writer(Protocol):
+    chat: bool
+
+    def draw(self, generator: random.Random, split: Split) -> prompts.Prompt: ...
+
+
 class _Generated:
     """Generated prompts."""
 
     def __init__(
         self,
-        writer: prompts.RetrievalPrompts | prompts.ArithmeticPrompts | records.RecordPrompts,
+        writer: _Writer,
         made_of: object,
     ) -> None:
         self.sha256 = hashlib.sha256(repr((prompts.VERSION, made_of)).encode()).hexdigest()
@@ -202,7 +208,7 @@ def _parse(source: str) -> tuple[str, float]:
 def _open(names: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, _Source]:
     opened: dict[str, _Source] = {}
     count = length - len(leading_tokens(tokenizer))
-    if {"reference", "retrieval", "records"} & set(names):
+    if {"reference", "retrieval", "records", "quiz"} & set(names):
         # Prose around hidden facts may be joined, so that it need not be as long as a prompt.
         excerpt = count if "reference" in names else 0
         pieces = _Hashed(unseen_paragraphs())
@@ -211,8 +217,9 @@ def _open(names: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> 
         writer = prompts.RetrievalPrompts(tokenizer, prose, length=length)
         opened["reference"] = _Text(prose, pieces.sha256, tokenizer, length)
         opened["retrieval"] = _Generated(writer, (made_of, pieces.sha256))
-        recorder = records.RecordPrompts(tokenizer, prose, length=length)
-        opened["records"] = _Generated(recorder, (records.LISTS, pieces.sha256))
+        for name, asker in (("records", records.RecordPrompts), ("quiz", records.QuizPrompts)):
+            about_records = asker(tokenizer, prose, length=length)
+            opened[name] = _Generated(about_records, (records.LISTS, pieces.sha256))
     for name in names:
         if name == "arithmetic":
             solver = prompts.ArithmeticPrompts(tokenizer, length=length)

@@ -5,15 +5,16 @@
     Q: city of Edda; trade of Hugo
     A: Kestwick / cooper .
 
-Names, values and prose are divided in three: what is learnt from, what tells how well, and what is
-held out from both for a last judgement.
+A quiz is such a passage with several of these questions after it. Names, values and prose are
+divided in three: what is learnt from, what tells how well, and what is held out from both for a
+last judgement.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,8 @@ _QUARTERS: tuple[Part, ...] = ("train", "train", "validation", "held-out")
 """The parts that the words of a list belong to, in turn."""
 _LEAST, _MOST, _TOKENS_A_RECORD = 6, 22, 128
 """Records of an item: the first number, and one more for so many tokens, up to the second."""
+_QUESTIONS, _RESERVED = 4, 48
+"""Questions of a quiz, and tokens that are kept free for each while its records are chosen."""
 
 TRADES = """
     baker barber brewer butcher carpenter carter chandler clerk cobbler cook cooper dyer farmer
@@ -66,19 +69,25 @@ LISTS = (FORENAMES, VALUES, FORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A passage, what is asked about it, and the answer."""
+class Turn:
+    """A question about two records, and its answer."""
 
-    passage: list[int]
-    """Tokens of the prose with its records."""
     question: list[int]
-    """Tokens that follow, up to the answer."""
+    """Tokens that follow the passage, up to the answer."""
     ending: list[int]
     """Tokens of the answer, and the one that ends it where the tokenizer has such a one."""
     answer: str
     """As text, without blanks around it."""
     values: tuple[str, ...]
     """What the answer must tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Turn):
+    """A passage and what is asked about it."""
+
+    passage: list[int]
+    """Tokens of the prose with its records."""
 
 
 class RecordItems:
@@ -109,37 +118,68 @@ class RecordItems:
         Raises:
             ConfigError: When two records do not fit into half of the passage.
         """
-        facts = self._facts(generator, min(_MOST, _LEAST + length // _TOKENS_A_RECORD))
-        asked = generator.sample(facts[:2], 2)
-        question = "; ".join(f"{attribute} of {name}" for attribute, name, _ in asked)
-        values = tuple(value for _, _, value in asked)
-        answer = f"{' / '.join(values)} ."
-        asking = encode(self._tokenizer, f"\n\nQ: {question}\nA:")
-        ending = [*encode(self._tokenizer, f" {answer}"), *self._end]
-        room = length - (len(asking) + len(ending) if whole else 0)
-        return Item(self._passage(generator, facts, room), asking, ending, answer, values)
+        facts = self._facts(generator, length)
+        turn = self._turn(generator.sample(facts[:2], 2))
+        room = length - (len(turn.question) + len(turn.ending) if whole else 0)
+        passage = self._hidden(generator, self._lines(generator, facts, room), room)
+        return Item(turn.question, turn.ending, turn.answer, turn.values, passage)
 
-    def _facts(self, generator: random.Random, count: int) -> list[tuple[str, str, str]]:
+    def draw_quiz(self, generator: random.Random, length: int) -> tuple[list[int], list[Turn]]:
+        """A passage and several questions, of which the first comes after it, and so on.
+
+        Args:
+            generator: Chooses.
+            length: Tokens of all together.
+
+        Raises:
+            ConfigError: When two records do not fit into half of the passage.
+        """
+        facts = self._facts(generator, length)
+        lines = self._lines(generator, facts, length - _QUESTIONS * _RESERVED)
+        told = facts[: len(lines)]
+        turns = [self._turn(generator.sample(told, 2)) for _ in range(_QUESTIONS)]
+        room = length - sum(len(turn.question) + len(turn.ending) for turn in turns)
+        return self._hidden(generator, lines, room), turns
+
+    def _facts(self, generator: random.Random, length: int) -> list[tuple[str, str, str]]:
         """Attribute, name and value of records, no two of one attribute and name."""
+        count = min(_MOST, _LEAST + length // _TOKENS_A_RECORD)
         pairs = [(attribute, name) for attribute in VALUES for name in self._names]
         return [
             (attribute, name, generator.choice(self._values[attribute]))
             for attribute, name in generator.sample(pairs, min(count, len(pairs)))
         ]
 
-    def _passage(
+    def _turn(self, asked: Sequence[tuple[str, str, str]]) -> Turn:
+        """A question about some records."""
+        question = "; ".join(f"{attribute} of {name}" for attribute, name, _ in asked)
+        values = tuple(value for _, _, value in asked)
+        answer = f"{' / '.join(values)} ."
+        asking = encode(self._tokenizer, f"\n\nQ: {question}\nA:")
+        ending = [*encode(self._tokenizer, f" {answer}"), *self._end]
+        return Turn(asking, ending, answer, values)
+
+    def _lines(
         self, generator: random.Random, facts: list[tuple[str, str, str]], room: int
-    ) -> list[int]:
-        """Records among prose, so many tokens; the last records that do not fit are left out."""
-        leading, told, total = leading_tokens(self._tokenizer), list[list[int]](), 0
+    ) -> list[list[int]]:
+        """Records as they are told; the last ones that do not fit into half the room are left out.
+
+        Returns:
+            Tokens of each, of two at least.
+        """
+        half, told = (room - len(leading_tokens(self._tokenizer))) // 2, list[list[int]]()
         for attribute, name, value in facts:
             form = generator.choice(FORMS)
             line = form.format(attribute=attribute, name=name, value=value)
             tokens = encode(self._tokenizer, f"{line}\n\n")
-            if total + len(tokens) > (room - len(leading)) // 2 and len(told) >= 2:
+            if sum(map(len, told)) + len(tokens) > half and len(told) >= 2:
                 break
             told.append(tokens)
-            total += len(tokens)
+        return told
+
+    def _hidden(self, generator: random.Random, told: list[list[int]], room: int) -> list[int]:
+        """Records among prose, so many tokens."""
+        leading, total = leading_tokens(self._tokenizer), sum(map(len, told))
         left = room - len(leading) - total
         if left < total // 2:
             raise ConfigError(
@@ -150,13 +190,13 @@ class RecordItems:
         return [*leading, *hide(generator, told, prose, places)]
 
 
-class RecordPrompts:
-    """Items as prompts of exact length, for a corpus.
+class _Prompts:
+    """What prompts about records share.
 
     Args:
         tokenizer: Of the model.
         passages: The prose.
-        length: Tokens of a prompt, the answer included.
+        length: Tokens of a prompt, the answers included.
     """
 
     chat = False
@@ -171,6 +211,10 @@ class RecordPrompts:
             "validation": RecordItems(tokenizer, passages, "validation"),
         }
 
+
+class RecordPrompts(_Prompts):
+    """Items as prompts of exact length, for a corpus."""
+
     def draw(self, generator: random.Random, split: Split) -> Prompt:
         """One prompt.
 
@@ -184,6 +228,16 @@ class RecordPrompts:
         item = self._items[split].draw(generator, self._length, whole=True)
         tokens = [*item.passage, *item.question, *item.ending]
         return Prompt(tokens, len(item.ending), item.answer, "records")
+
+
+class QuizPrompts(_Prompts):
+    """Quizzes as prompts of exact length, for a corpus; questions and answers are scored."""
+
+    def draw(self, generator: random.Random, split: Split) -> Prompt:
+        """One prompt; see `RecordPrompts.draw`."""
+        passage, turns = self._items[split].draw_quiz(generator, self._length)
+        after = [token for turn in turns for token in (*turn.question, *turn.ending)]
+        return Prompt([*passage, *after], len(after), turns[0].answer, "quiz")
 
 
 def held_out_items(

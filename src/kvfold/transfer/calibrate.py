@@ -52,6 +52,7 @@ def calibrate(
     payload: float | None = None,
     max_kl: float | None = None,
     settings: CalibrationSettings | None = None,
+    refine: Sequence[torch.Tensor] = (),
     folder: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Codec:
@@ -67,6 +68,8 @@ def calibrate(
             on the texts that the choices are made by. On others it may be more: it is measured on
             as many, recorded as `divergence`, and warned of where it exceeds the target.
         settings: How; the defaults without it.
+        refine: More texts, on which decoders are taught by the consumer's predictions at last;
+            without any, they stay as least squares left them.
         folder: Keeps the state, so that the same call goes on where it stopped.
         on_progress: Told where the calibration stands.
 
@@ -87,10 +90,12 @@ def calibrate(
     target = Target(payload, max_kl)
     require_attached(consumer)
     _require_same_shapes(producer, consumer)
-    _require_texts(texts, settings)
+    _require_texts(texts, refine, settings)
     pair = Pair(Endpoint(producer), Endpoint(consumer))
     place = None if folder is None else Path(folder)
-    return Run(pair, texts, settings, target, folder=place, tell=_teller(on_progress)).codec()
+    tell = _teller(on_progress)
+    run = Run(pair, texts, settings, target, refine=refine, folder=place, tell=tell)
+    return run.codec()
 
 
 def _teller(on_progress: OnProgress | None) -> Callable[[str], Tell]:
@@ -118,19 +123,20 @@ def _require_same_shapes(producer: PreTrainedModel, consumer: PreTrainedModel) -
         )
 
 
-def _require_texts(texts: Sequence[torch.Tensor], settings: CalibrationSettings) -> None:
-    least = 2 * settings.probes + 1
-    if len(texts) < least:
+def _require_texts(
+    texts: Sequence[torch.Tensor], refine: Sequence[torch.Tensor], settings: CalibrationSettings
+) -> None:
+    measured, shortest = 2 * settings.probes, settings.continuation + SHORTEST
+    if len(texts) <= measured:
         raise ConfigError(
-            f"{len(texts)} texts are too few: give at least {least}, of which "
-            f"{2 * settings.probes} are measured on; 100 and more are better"
+            f"{len(texts)} texts are too few: give at least {measured + 1}, of which {measured} "
+            "are measured on; 100 and more are better"
         )
-    shortest = settings.continuation + SHORTEST
-    for index, text in enumerate(texts):
+    for index, text in enumerate([*texts, *refine]):
         if text.ndim != 1 or text.is_floating_point():
             raise ConfigError(f"text {index} is not a row of token ids [T]: tokenize it first")
-        if len(text) < (shortest if index >= len(texts) - 2 * settings.probes else 1):
+        if len(text) < (shortest if index >= len(texts) - measured else 1):
             raise ConfigError(
-                f"text {index} has {len(text)} tokens: those that are measured on need at least "
-                f"{shortest}, all others 1"
+                f"text {index} has {len(text)} tokens: those that are measured or refined on need "
+                f"at least {shortest}, all others 1"
             )

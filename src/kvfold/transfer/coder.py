@@ -76,7 +76,6 @@ def encode_layer(coder: Coder, trace: Trace, layer: int) -> dict[str, torch.Tens
     }
 
 
-@torch.no_grad()
 def decode_layer(
     coder: Coder, consumer: Endpoint, layer: int, packed: dict[str, torch.Tensor], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -175,7 +175,6 @@ class Endpoint:
         angle, pairs = turns[layer], self._findings[layer] == "interleaved"
         return keys if angle is None else unrotate(keys, *angle, interleaved=pairs)
 
-    @torch.no_grad()
     def project(self, layer: int, part: Part, inputs: torch.Tensor) -> torch.Tensor:
         """Keys before RoPE, values or queries of what the attention is given.
 

@@ -249,6 +249,7 @@ class Arrival:
             vars(self._into).update(vars(before))
             raise
 
+    @torch.no_grad()
     def _decode(self, layer: int, packed: dict[str, torch.Tensor]) -> None:
         states = decode_layer(self._coders[layer], self._endpoint, layer, packed, self._count)
         self._assembly.put(layer, *states)

@@ -53,6 +53,8 @@ class Probes:
         self._producer, self._consumer = pair.producer, pair.consumer
         ids = ids.to(pair.consumer.model.device)
         prefix, self._rest = ids[:, :-continuation], ids[:, -continuation:]
+        self.continuation = continuation
+        """Last tokens of each text, that predictions are compared on."""
         self._lengths = [prefix.shape[1]] * len(texts)
         wanted = pair.producer.layers if hidden else ()
         self.trace = pair.producer.read(prefix, hidden=wanted)
@@ -75,6 +77,7 @@ class Probes:
         """Mean divergence where some layers hold these states, and the rest the consumer's own."""
         return float(kl_divergence(self._reference, self._logits(states)).mean())
 
+    @torch.no_grad()
     def decoded(self, layer: int, coder: Coder) -> States:
         """The states of a layer after a coder."""
         first, second = self._producer.model.device, self._consumer.model.device

@@ -6,8 +6,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -29,6 +31,7 @@ from kvfold.transfer.journal import Journal
 from kvfold.transfer.metrics import hidden_metric, key_metric, value_metric
 from kvfold.transfer.patch import Patch
 from kvfold.transfer.probes import Probes
+from kvfold.transfer.refine import Lesson, refined
 from kvfold.transfer.refit import aligned, all_translators, received_rows, refitted_coders
 from kvfold.transfer.settings import CalibrationSettings, Target
 from kvfold.transfer.storage import fingerprint_of
@@ -53,11 +56,13 @@ class Run:
         settings: CalibrationSettings,
         target: Target,
         *,
+        refine: Sequence[torch.Tensor],
         folder: Path | None,
         tell: Callable[[str], Tell],
     ) -> None:
         """Divide the texts and open the journals; see `kvfold.transfer.calibrate`."""
         self._pair, self._settings, self._target, self._tell = pair, settings, target, tell
+        self._refining, self._own = refine, None if folder is None else folder / str(target)
         measured = 2 * settings.probes
         self._texts, held = list(texts[:-measured]), list(texts[-measured:])
         self._choosing, self._checking = held[: settings.probes], held[settings.probes :]
@@ -75,8 +80,7 @@ class Run:
         self._identity = identity
         # The moments of keys and values serve every target.
         self._common = Journal(folder, identity)
-        own = None if folder is None else folder / str(target)
-        self._journal = Journal(own, identity | {"settings": settings.to_dict()})
+        self._journal = Journal(self._own, identity | {"settings": settings.to_dict()})
 
     def codec(self) -> Codec:
         """Take all steps."""
@@ -96,6 +100,8 @@ class Run:
             bits = self._find_bits(probes, patches)
             plans = draft.plans(bits, patches)
         coders = self._refit(draft.coders(plans))
+        if self._refining:
+            coders = self._refine(coders, probes)
         if not self._target.is_full:
             self._record["curve"] = self._curve(probes, bits, patches)
         self._record["growth"] = self._growth(probes, coders, bits)
@@ -267,6 +273,7 @@ class Run:
             lambda text: received_rows(self._pair, chosen, text),
             self._journal,
         )
+        self._received = gathering.moments
         found = refitted_coders(coders, gathering.moments, self._settings.strength)
         tell = self._tell("training aligners")
         patches = [(layer, coder) for layer, coder in enumerate(found) if isinstance(coder, Patch)]
@@ -276,6 +283,22 @@ class Run:
             metric = self._metrics.get(("hidden", layer))
             found[layer] = aligned(patch, rows, self._settings.aligner, seed, metric)
             tell(index + 1, len(patches))
+        return found
+
+    def _refine(self, coders: Sequence[Coder], probes: Probes) -> list[Coder]:
+        """Decoders and aligners taught by what the consumer says."""
+        settings, tell = self._settings, self._tell("refining decoders")
+        lesson = Lesson(self._pair, coders, self._received, self._refining, probes)
+        with nullcontext(self._own) if self._own else TemporaryDirectory() as place:
+            found, record = refined(
+                lesson, settings.refine, settings.seed, Path(place) / "refining", tell
+            )
+        self._record["refined"] = {
+            "texts": len(self._refining),
+            "seconds": record.seconds,
+            "best_step": record.best_step,
+            "curve": record.curve,
+        }
         return found
 
     def _finish(self, coders: Sequence[Coder], probes: Probes) -> Codec:

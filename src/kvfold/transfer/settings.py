@@ -14,6 +14,30 @@ from kvfold.transfer.quantiser import WIDTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefineSettings:
+    """How decoders are taught."""
+
+    batch: int = 2
+    """Texts of an update."""
+    learning_rate: float = 3e-4
+    """AdamW's highest; it falls to 0 along a cosine. Channels and states count in their spreads."""
+    check_every: int = 10
+    """Updates between looks at the texts that choices are made by."""
+
+    def check(self) -> None:
+        """Refuse what cannot be taught with.
+
+        Raises:
+            ConfigError: When a value is out of its range.
+        """
+        if self.batch < 1 or self.check_every < 1 or not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(
+                f"{self.batch} texts an update, looks every {self.check_every} and a learning rate "
+                f"of {self.learning_rate:g}: give whole numbers and a rate above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
     """How a codec is fitted. The defaults are ours."""
 
@@ -45,6 +69,8 @@ class CalibrationSettings:
     """Rows of each layer that may be patched, kept to train its aligner."""
     aligner: AlignerSettings = field(default_factory=AlignerSettings)
     """How the aligners are trained."""
+    refine: RefineSettings = field(default_factory=RefineSettings)
+    """How decoders are taught, where texts are given for it."""
     save_every: int = 25
     """Texts between two states on disk."""
     seed: int = 0
@@ -87,6 +113,7 @@ class CalibrationSettings:
         for name, holds, wanted in conditions:
             if not holds:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is not {wanted}: change it")
+        self.refine.check()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ Decisions are hard in the forward pass. Backwards, a gate g with threshold tau i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from kvfold.attention import LazyMask, Scoring, hand_over, require_attached
 from kvfold.cache import CACHE_KEYWORD, CacheLayer
+from kvfold.models import frozen
 from kvfold.zoom.gates import Gates
 from kvfold.zoom.judge import Choices, judge, left_out
 from kvfold.zoom.student_attention import (
@@ -107,19 +106,6 @@ def hear(model: PreTrainedModel, gates: Gates, lesson: Lesson) -> Heard:
         Choices(*_mean([_scalars(layer.choices) for layer in zooming])),
         *_mean([layer.factored for layer in zooming]),
     )
-
-
-@contextmanager
-def frozen(model: torch.nn.Module) -> Iterator[None]:
-    """Make a model's weights constants for a forward."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in wanted:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
 
 
 class StudentLayer(CacheLayer):
