@@ -68,8 +68,7 @@ def calibrate(
             on the texts that the choices are made by. On others it may be more: it is measured on
             as many, recorded as `divergence`, and warned of where it exceeds the target.
         settings: How; the defaults without it.
-        refine: More texts, on which decoders are taught by the consumer's predictions at last;
-            without any, they stay as least squares left them.
+        refine: More texts, on which decoders are taught by the consumer's predictions at last.
         folder: Keeps the state, so that the same call goes on where it stopped.
         on_progress: Told where the calibration stands.
 
@@ -93,9 +92,8 @@ def calibrate(
     _require_texts(texts, refine, settings)
     pair = Pair(Endpoint(producer), Endpoint(consumer))
     place = None if folder is None else Path(folder)
-    tell = _teller(on_progress)
-    run = Run(pair, texts, settings, target, refine=refine, folder=place, tell=tell)
-    return run.codec()
+    told = {"folder": place, "tell": _teller(on_progress)}
+    return Run(pair, texts, settings, target, refine=refine, **told).codec()
 
 
 def _teller(on_progress: OnProgress | None) -> Callable[[str], Tell]:
