@@ -7,6 +7,7 @@ import logging
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -109,6 +110,49 @@ def test_codes_are_served_and_read_once(ends):
         "broken": 0,
         "bytes_sent": 3 * size,
     }
+
+
+def test_stages_are_told_apart(ends, monkeypatch):
+    sender, receiver = ends
+    pieces = list(sender.pieces(IDS))
+    decode = decode_layer
+
+    def slowly(*arguments):
+        time.sleep(0.1)
+        return decode(*arguments)
+
+    async def handler(reader, writer):
+        await reader.read(10)
+        await asyncio.sleep(0.3)
+        writer.write(pieces[0])
+        await writer.drain()
+        await asyncio.sleep(0.5)
+        writer.write(b"".join(pieces[1:]))
+        await writer.drain()
+        await reader.read()
+
+    monkeypatch.setattr("kvfold.transfer.ends.decode_layer", slowly)
+    answer, _ = asyncio.run(against(handler, receiver))
+    assert answer.source == "producer"
+    stages = answer.stages
+    assert 0 < stages.connect < answer.seconds - 0.8
+    assert stages.wait >= 0.29
+    assert stages.receive >= 0.49
+    assert stages.decode >= 0.1 * len(receiver.coders)
+    assert stages.read == 0
+    assert 0.9 * answer.seconds < sum(stages.to_dict().values()) <= answer.seconds
+
+
+def test_stages_of_a_question_that_failed(ends):
+    _, receiver = ends
+
+    async def handler(reader, writer):
+        await asyncio.sleep(5)
+
+    answer, _ = asyncio.run(against(handler, receiver, answer_seconds=0.2))
+    assert answer.stages.wait >= 0.19
+    assert answer.stages.read > 0
+    assert (answer.stages.receive, answer.stages.decode) == (0, 0)
 
 
 def test_batches_of_prefixes(ends):
