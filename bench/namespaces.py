@@ -194,8 +194,10 @@ def _asked(link: Link, options: argparse.Namespace, key: Path, prefix: Path) -> 
     """
     given = (options.codec, options.prompt, "--raw", "--model", options.consumer)
     given = (*given, "--prefix", str(prefix), "--host", ADDRESSES[0], "--key-file", str(key))
-    command = _kvfold(link, link.second, "ask", *given, "--max-new-tokens", "1", "--rounds", "1")
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    patience = ("--connect-seconds", "20", "--answer-seconds", "120")
+    measured = ("--max-new-tokens", "1", "--rounds", "1", "--json")
+    command = _kvfold(link, link.second, "ask", *given, *patience, *measured)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"asking failed: {done.stderr.strip().splitlines()[-1]}")
     told = json.loads(done.stdout)
