@@ -177,7 +177,7 @@ def _serving(link: Link, options: argparse.Namespace, key: Path) -> Iterator[sub
         try:
             assert producer.stderr is not None
             line = said = ""
-            while not line.startswith(SERVING):
+            while SERVING not in line:
                 said, line = line or said, producer.stderr.readline()
                 if not line:
                     raise ConfigError(f"the producer did not start: {said.strip()}")
