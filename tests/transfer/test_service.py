@@ -179,7 +179,7 @@ def test_sixty_four_consumers_at_once(ends, same: bool):
 
     async def run():
         async with Producer([sender]) as producer:
-            settings = ConsumerSettings(port=producer.port)
+            settings = ConsumerSettings(port=producer.port, connect_seconds=20)
             prefixes = [IDS if same else tiny_ids(1, 8, seed=seed) for seed in range(64)]
             consumers = [Consumer(receiver, settings) for _ in prefixes]
             asked = (c.ask(ids) for c, ids in zip(consumers, prefixes, strict=True))
