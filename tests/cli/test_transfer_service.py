@@ -64,21 +64,31 @@ def test_a_prefix_comes_by_code_and_the_end_tells_what_was_done(
         line = process.stderr.readline()
         assert line.startswith("serving at 127.0.0.1:")
         port = line.split(":")[1].partition(";")[0]
-        assert ask("--port", port, "--key-file", "key", "--json") == 0
+        assert ask("--port", port, "--key-file", "key", "--rounds", "2", "--json") == 0
         document = json.loads(capsys.readouterr().out)
-        assert (document["source"], document["reason"]) == ("producer", None)
-        assert document["counts"]["received"] == 1
-        assert document["bytes_received"] == document["counts"]["bytes_received"] > 1000
+        assert document["counts"]["received"] == 3
+        assert document["bytes_received"] == document["counts"]["bytes_received"] / 3 > 1000
+        assert [each["own_seconds"] > 0 for each in document["rounds"]] == [True, True]
+        for first in (document, *(each["codes"] for each in document["rounds"])):
+            assert (first["source"], first["reason"]) == ("producer", None)
+            assert first["bytes_received"] == document["bytes_received"]
+            stages = first["stages"]
+            assert (stages["read"], min(stages["connect"], stages["decode"]) > 0) == (0, True)
+            prefix = sum(stages.values()) - stages["first_token"]
+            assert prefix <= first["prefix_seconds"] < first["first_token_seconds"]
+            assert sum(stages.values()) <= first["first_token_seconds"]
         assert document["cache"]["tokens_seen"] == (
             document["prefix_tokens"] + document["prompt_tokens"] + document["new_tokens"] - 1
         )
         assert SECRET not in json.dumps(document)
-        smaller = ("--method", "streaming", "--budget", "24")
+        smaller = ("--method", "streaming", "--budget", "24", "--rounds", "1")
         assert ask("--port", port, "--key-file", "key", *smaller) == 0
         out, err = capsys.readouterr()
         assert out.endswith("\n")
         assert "from the producer's codes" in err
         assert "streaming" in err
+        assert "; then after 0." in err
+        assert ", and by itself after 0." in err
         assert ask("--port", port, "--json") == 0
         refused = json.loads(capsys.readouterr().out)
         assert refused["source"] == "own"
@@ -90,9 +100,9 @@ def test_a_prefix_comes_by_code_and_the_end_tells_what_was_done(
         process.wait()
     assert process.returncode == 0
     counts = json.loads(out)
-    assert (counts["served"], counts["encoded"], counts["refused"]) == (2, 1, 1)
+    assert (counts["served"], counts["encoded"], counts["refused"]) == (5, 1, 1)
     assert counts["kept"] == 1
-    assert 2 * counts["bytes_kept"] == counts["bytes_sent"]
+    assert 5 * counts["bytes_kept"] == counts["bytes_sent"]
     assert SECRET not in out + err
 
 
@@ -118,6 +128,7 @@ def test_without_a_producer_the_answer_is_the_consumers_own(
         (["--prefix", "none"], "cannot read 'none'"),
         (["--method", "nothing"], "nothing"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0 is below 1"),
+        (["--rounds", "-1"], "--rounds -1 is below 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

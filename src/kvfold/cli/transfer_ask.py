@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,12 +34,13 @@ from kvfold.cli.transfer_options import (
     client_context,
     read_key,
 )
+from kvfold.cli.transfer_reply import Question, Replier, Reply, Round
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from kvfold.transfer import Answer, Consumer
+    from kvfold.transfer import Consumer
 
 PromptArgument = Annotated[str, typer.Argument(help="What follows the prefix, as a question.")]
 PrefixOption = Annotated[
@@ -84,46 +83,12 @@ ServerNameOption = Annotated[
 ]
 ConnectOption = Annotated[float, typer.Option(help="In which the connection must be there.")]
 AnswerOption = Annotated[float, typer.Option(help="In which all codes must have come.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked, and how it is answered."""
-
-    prefix: str
-    """Text whose codes are asked for."""
-    prompt: str
-    """What follows."""
-    chat: bool | None
-    """Whether the chat template is used."""
-    method: str
-    """Of the cache."""
-    budget: str | None
-    """Of the cache."""
-    max_new_tokens: int
-    """Most tokens of the answer."""
-    temperature: float
-    """How far the likeliest token is left to chance."""
-    seed: int
-    """Of the sampling."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What came of it."""
-
-    text: str
-    """The answer."""
-    prefix_tokens: int
-    """Tokens of the prefix."""
-    prompt_tokens: int
-    """Tokens that the consumer read itself in any case."""
-    new_tokens: int
-    """Tokens of the answer."""
-    first_token_seconds: float
-    """From the question to the first token."""
-    prefix: Answer
-    """Where the cache came from."""
+RoundsOption = Annotated[
+    int,
+    typer.Option(
+        help="After the answer, measure the first token so often again: with codes, then by itself."
+    ),
+]
 
 
 def ask(
@@ -145,6 +110,7 @@ def ask(
     chat: ChatOption = None,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
+    rounds: RoundsOption = 0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -155,9 +121,9 @@ def ask(
     """
     text = _checked(locals())
     loaded, tokenizer, consumer = _opened(locals())
-    asked = Question(text, prompt, chat, method, budget, max_new_tokens, temperature, seed)
+    asked = Question(text, prompt, chat, method, budget, max_new_tokens, temperature, seed, rounds)
     write = (lambda part: None) if json_output else _write
-    reply = _answer(loaded, tokenizer, consumer, asked, write)
+    reply = Replier(loaded, tokenizer, consumer, asked).reply(write)
     if json_output:
         print_json(_document(reply, consumer, model))
         return
@@ -189,70 +155,12 @@ def _checked(given: Mapping[str, Any]) -> str:
         raise ConfigError("the prompt is empty: give what follows the prefix")
     check_methods([given["method"]])
     check_budget(given["budget"])
-    check_counts(max_new_tokens=given["max_new_tokens"])
+    check_counts(max_new_tokens=given["max_new_tokens"], rounds=given["rounds"] or None)
     check_temperature(given["temperature"])
     check_model(given["model"], given["dtype"])
     check_port(given["port"], least=1)
     check_seconds(connect_seconds=given["connect_seconds"], answer_seconds=given["answer_seconds"])
     return read_text(given["prefix"])
-
-
-def _tokens(tokenizer: PreTrainedTokenizerBase, asked: Question) -> tuple[list[int], list[int]]:
-    """The prefix and what follows it, as tokens."""
-    from kvfold.evaluation.document import Document
-    from kvfold.evaluation.prompt import build_prompt
-    from kvfold.text import encode, leading_tokens
-
-    has_template = tokenizer.chat_template is not None
-    if asked.chat and not has_template:
-        raise ConfigError("this model has no chat template: leave --chat out, or give --raw")
-    prefix = encode(tokenizer, asked.prefix)
-    if has_template if asked.chat is None else asked.chat:
-        built = build_prompt(tokenizer, Document("prefix", prefix, asked.prompt))
-        return built.document, built.question
-    return [*leading_tokens(tokenizer), *prefix], encode(tokenizer, asked.prompt)
-
-
-def _answer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    consumer: Consumer,
-    asked: Question,
-    write: Callable[[str], None],
-) -> Reply:
-    import torch
-
-    from kvfold.api import make_cache
-    from kvfold.cache import prefill
-    from kvfold.evaluation.generation import TextStream, generate, sampler, stop_tokens
-    from kvfold.evaluation.prompt import require_positions
-
-    first, then = _tokens(tokenizer, asked)
-    advice = "shorten the prefix, or lower --max-new-tokens"
-    require_positions(model, len(first) + len(then), asked.max_new_tokens, advice)
-    into = None
-    if asked.method != "full":
-        into = make_cache(model, asked.method, budget=asked.budget)
-    stream, stop = TextStream(tokenizer), stop_tokens(model, tokenizer)
-    start = time.perf_counter()
-    prefix = asyncio.run(consumer.ask(torch.tensor([first], device=model.device), into=into))
-    logits = prefill(model, torch.tensor([then], device=model.device), prefix.cache)
-    choose = sampler(asked.temperature, seed=asked.seed)
-    answer = generate(
-        model,
-        prefix.cache,
-        logits,
-        max_new_tokens=asked.max_new_tokens,
-        stop=stop,
-        choose=choose,
-    )
-    reached = None
-    for token in answer:
-        reached = reached or time.perf_counter()
-        write(stream.feed(token))
-    write(stream.finish())
-    took = (reached or time.perf_counter()) - start
-    return Reply(stream.text, len(first), len(then), len(stream.tokens), took, prefix)
 
 
 def _write(part: str) -> None:
@@ -268,28 +176,33 @@ def _told(reply: Reply) -> str:
         came = f"from the producer's codes, {format_bytes(prefix.bytes_received)}"
     else:
         came = f"read by the consumer itself: {prefix.reason}"
-    return (
+    line = (
         f"prefix of {reply.prefix_tokens} tokens {came}, in {prefix.seconds:.2f} s; first token "
-        f"after {reply.first_token_seconds:.2f} s; {prefix.cache.report()}"
+        f"after {reply.first.first_token_seconds:.2f} s; {prefix.cache.report()}"
     )
+    return f"{line}; {_measured(reply.rounds)}" if reply.rounds else line
+
+
+def _measured(rounds: Sequence[Round]) -> str:
+    from kvfold.bench.spread import Spread
+
+    codes = Spread(tuple(each.codes.first_token_seconds for each in rounds))
+    own = Spread(tuple(each.own_seconds for each in rounds))
+    return f"then after {codes:.3f} s, and by itself after {own:.3f} s"
 
 
 def _document(reply: Reply, consumer: Consumer, model: str) -> dict[str, object]:
     from kvfold.environment import environment
 
-    prefix = reply.prefix
     return {
         "text": reply.text,
         "model": model,
-        "source": prefix.source,
-        "reason": prefix.reason,
         "prefix_tokens": reply.prefix_tokens,
         "prompt_tokens": reply.prompt_tokens,
         "new_tokens": reply.new_tokens,
-        "bytes_received": prefix.bytes_received,
-        "prefix_seconds": prefix.seconds,
-        "first_token_seconds": reply.first_token_seconds,
+        **asdict(reply.first),
+        "rounds": [asdict(each) for each in reply.rounds],
         "counts": consumer.counts.to_dict(),
-        "cache": prefix.cache.report().to_dict(),
+        "cache": reply.prefix.cache.report().to_dict(),
         "environment": environment(),
     }

@@ -3,7 +3,7 @@
 from kvfold.transfer.baselines import BASELINES, HandedOver, hand_over_by
 from kvfold.transfer.calibrate import CalibrationProgress, calibrate
 from kvfold.transfer.codec import Codec
-from kvfold.transfer.consumer import Answer, Consumer, ConsumerSettings
+from kvfold.transfer.consumer import Answer, Consumer, ConsumerSettings, Stages
 from kvfold.transfer.ends import Receiver, Sender
 from kvfold.transfer.patch import AlignerSettings
 from kvfold.transfer.producer import Producer, ServiceSettings
@@ -26,6 +26,7 @@ __all__ = [
     "Receiver",
     "Sender",
     "ServiceSettings",
+    "Stages",
     "calibrate",
     "hand_over_by",
     "tokenizer_digest",

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -56,6 +58,39 @@ class ConsumerSettings:
             raise ConfigError(f"port {self.port} is none: give the producer's, from 1 to 65535")
 
 
+@dataclass(slots=True)
+class Stages:
+    """Seconds of a question by what the consumer did, one after the other.
+
+    A stage that failed counts as far as it came. Where the consumer's device computes behind the
+    program's back, what is left of its work is waited for by whoever uses the cache.
+    """
+
+    connect: float = 0.0
+    """Until the connection was there."""
+    wait: float = 0.0
+    """From the request to the first bytes of what was answered; the producer's reading is in it."""
+    receive: float = 0.0
+    """Waiting for the bytes after these; those that come while others are decoded cost nothing."""
+    decode: float = 0.0
+    """Checking what has come, and making keys and values of it."""
+    read: float = 0.0
+    """Reading the prefix itself."""
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of what is done inside to the stage of that name, even when it fails."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + time.monotonic() - begin)
+
+    def to_dict(self) -> dict[str, float]:
+        """The seconds as plain data."""
+        return asdict(self)
+
+
 @dataclass(slots=True, eq=False)
 class _Question:
     """A prefix that is asked for, and what came of its message."""
@@ -64,6 +99,7 @@ class _Question:
     mask: torch.Tensor | None
     into: KVCache | None
     received: int = 0
+    stages: Stages = field(default_factory=Stages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +116,8 @@ class Answer:
     """Of the message, as far as it came."""
     seconds: float
     """From the question to the cache."""
+    stages: Stages
+    """What they were spent on."""
 
 
 @dataclass(slots=True)
@@ -183,15 +221,17 @@ class Consumer:
         if cache is None:
             _LOGGER.warning("the consumer reads the prefix itself: %s", reason)
             self.counts.own += 1
-            cache = await asyncio.get_running_loop().run_in_executor(
-                None, self._read, ids, mask, into
-            )
+            with question.stages.timed("read"):
+                cache = await asyncio.get_running_loop().run_in_executor(
+                    None, self._read, ids, mask, into
+                )
         return Answer(
             cache,
             "producer" if reason is None else "own",
             reason,
             question.received,
             time.monotonic() - started,
+            question.stages,
         )
 
     def _read(
@@ -213,7 +253,8 @@ class Consumer:
             limit=2**20,
         )
         try:
-            reader, writer = await asyncio.wait_for(connecting, settings.connect_seconds)
+            with question.stages.timed("connect"):
+                reader, writer = await asyncio.wait_for(connecting, settings.connect_seconds)
         except asyncio.TimeoutError as error:
             raise TransferError(
                 f"no connection to {settings.host}:{settings.port} within "
@@ -232,27 +273,33 @@ class Consumer:
         question: _Question,
     ) -> KVCache:
         codec, ids, mask = self._receiver.codec, question.ids, question.mask
-        request = request_of(codec.digest, codec.tokenizer, ids, mask)
-        writer.write(pack_request(request, self._key))
-        await writer.drain()
+        stages, stage = question.stages, "wait"
+        with stages.timed("wait"):
+            request = request_of(codec.digest, codec.tokenizer, ids, mask)
+            writer.write(pack_request(request, self._key))
+            await writer.drain()
         message = MessageReader(key=self._key, limits=self._settings.limits)
         arrival: Arrival | None = None
         loop = asyncio.get_running_loop()
         while message.wanted:
-            data = await read_exactly(reader, message.wanted)
+            with stages.timed(stage):
+                data = await read_exactly(reader, message.wanted)
+            stage = "receive"
             question.received += len(data)
             self.counts.bytes_received += len(data)
             if arrival is None and data.startswith(REFUSAL):
                 reason = await read_refusal(reader, data, self._key)
                 raise TransferError(f"the producer refused: {reason}")
-            piece = message.take(data)
-            if isinstance(piece, Header):
-                arrival = self._receiver.begin(
-                    piece, message, ids=ids, mask=mask, into=question.into
-                )
-            elif isinstance(piece, Frame):
-                assert arrival is not None
-                # Layers are decoded while the next ones come.
-                await loop.run_in_executor(None, arrival.take, piece)
+            with stages.timed("decode"):
+                piece = message.take(data)
+                if isinstance(piece, Header):
+                    arrival = self._receiver.begin(
+                        piece, message, ids=ids, mask=mask, into=question.into
+                    )
+                elif isinstance(piece, Frame):
+                    assert arrival is not None
+                    # Layers are decoded while the next ones come.
+                    await loop.run_in_executor(None, arrival.take, piece)
         assert arrival is not None
-        return arrival.finish()
+        with stages.timed("decode"):
+            return arrival.finish()
