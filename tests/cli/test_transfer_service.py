@@ -81,12 +81,12 @@ def test_a_prefix_comes_by_code_and_the_end_tells_what_was_done(
             document["prefix_tokens"] + document["prompt_tokens"] + document["new_tokens"] - 1
         )
         assert SECRET not in json.dumps(document)
-        smaller = ("--method", "streaming", "--budget", "24", "--rounds", "1")
+        smaller = ("--method", "snapkv", "--budget", "24", "--rounds", "1")
         assert ask("--port", port, "--key-file", "key", *smaller) == 0
         out, err = capsys.readouterr()
         assert out.endswith("\n")
         assert "from the producer's codes" in err
-        assert "streaming" in err
+        assert "snapkv" in err
         assert "; then after 0." in err
         assert ", and by itself after 0." in err
         assert ask("--port", port, "--json") == 0
@@ -149,11 +149,9 @@ def test_bad_questions_are_refused_before_the_model_is_loaded(
     assert message in err
 
 
-def test_methods_that_need_queries_and_other_models_are_refused(
+def test_other_models_and_codecs_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask("--method", "snapkv") == 2
-    assert "snapkv cannot be filled from codes" in capsys.readouterr().err
     assert ask("--model", "base") == 2
     assert "this model is not the codec's consumer" in capsys.readouterr().err
     assert ask(codec="nothing") == 2

@@ -1,4 +1,4 @@
-"""The default model hands a prefix to itself in 8-bit codes, and goes on as it would have."""
+"""The default model hands a prefix to itself, and goes on as it would have."""
 
 import pydoc_data.topics
 
@@ -10,6 +10,9 @@ import kvfold
 from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
 from kvfold.ops.divergence import kl_divergence
 from kvfold.transfer import CalibrationSettings, calibrate
+from kvfold.transfer.assemble import Assembly
+from kvfold.transfer.endpoint import Endpoint
+from kvfold.transfer.pour import queries_wanted
 
 LENGTH = 96
 
@@ -40,3 +43,27 @@ def test_eight_bits_of_the_default_model_are_enough(
     expected, found = (_logits(model, held, follow) for held in (own, cache))
     assert float(kl_divergence(expected, found).mean()) < 0.01
     assert float((expected.argmax(-1) == found.argmax(-1)).float().mean()) > 0.9
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("method", ["snapkv", "distill", "h2o", "tova"])
+def test_states_handed_over_fill_a_smaller_cache_as_a_prompt_does(
+    default_model: tuple[PreTrainedModel, PreTrainedTokenizerBase], method: str
+):
+    """Whole heads included, which `distill` has on this model."""
+    model, tokenizer = default_model
+    ids = torch.tensor([tokenizer(pydoc_data.topics.topics["assert"])["input_ids"][:300]])
+    own, into = (kvfold.make_cache(model, method, budget=0.25) for _ in range(2))
+    prefill(model, ids, own)
+    endpoint = Endpoint(model)
+    trace = endpoint.read(ids)
+    assembly = Assembly(endpoint, [ids.shape[1]], into)
+    assembly.read(ids, queries_wanted(into), lambda layer: (trace.keys(layer), trace.values(layer)))
+    assembly.finish()
+    assert into.report().bytes_fast == own.report().bytes_fast
+    same = [
+        float((mine.slots.positions == theirs.slots.positions).float().mean())
+        for mine, theirs in zip(into.parts, own.parts, strict=True)
+    ]
+    # Scores of two tokens may be so near that rounding decides.
+    assert sum(same) / len(same) > 0.98

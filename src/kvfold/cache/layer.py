@@ -73,6 +73,11 @@ class CacheLayer(CacheLayerMixin):
         """The part of the fast bytes that is no key or value of an exact token."""
         return self.bytes_fast - self.slots.capacity * self.slots.token_bytes
 
+    @property
+    def queries_wanted(self) -> int:
+        """Last queries of a prompt that it has to be told of; 0 for none."""
+        return 0
+
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by name."""
         yield from self.slots.state()
@@ -194,7 +199,7 @@ class CacheLayer(CacheLayerMixin):
         Raises:
             ConfigError: For a dense mask.
         """
-        forward = self._begin(query, mask, scoring)
+        forward = self._begin(query, mask, scoring, query.shape[2])
         one = query.shape[2] == 1
         output = self._attend_one(forward) if one else self._attend_many(forward)
         self._settle(forward)
@@ -206,21 +211,26 @@ class CacheLayer(CacheLayerMixin):
         """Learn of several new tokens what `attend` would, where nobody wants its output.
 
         Args:
-            query: `[B, H, Q, D]`, rotated.
+            query: `[B, H, Q, D]`, rotated: of as many tokens as the mask is for, or of the last of
+                them alone, where the others' are not known; `queries_wanted` are enough.
             mask: The model's rule; plain causality without it.
             scoring: How the model makes scores.
 
         Raises:
             ConfigError: For a dense mask.
         """
-        self._settle(self._begin(query, mask, scoring))
+        count = mask.query_length if isinstance(mask, LazyMask) else query.shape[2]
+        self._settle(self._begin(query, mask, scoring, count))
 
     def _begin(
-        self, query: torch.Tensor, mask: LazyMask | torch.Tensor | None, scoring: Scoring
+        self,
+        query: torch.Tensor,
+        mask: LazyMask | torch.Tensor | None,
+        scoring: Scoring,
+        count: int,
     ) -> Forward:
-        """Give the new tokens their places."""
+        """Give `count` new tokens their places."""
         self.awaits_attention = False
-        count = query.shape[2]
         if mask is None:
             mask = LazyMask(self.seen - count, count)
         if not isinstance(mask, LazyMask):

@@ -61,8 +61,8 @@ ChatOption = Annotated[
 MethodOption = Annotated[
     str,
     typer.Option(
-        help="The cache that codes are decoded into: full, or one that keeps less and needs no "
-        "queries, such as streaming or knorm."
+        help="The cache that codes are decoded into. For one that goes by queries, such as snapkv "
+        "or sekv, the model reads the last tokens of the prefix itself, 64 at most."
     ),
 ]
 BudgetOption = Annotated[

@@ -78,6 +78,11 @@ class EvictingLayer(CacheLayer):
         """Not for good: sooner or later a token is evicted."""
         return False
 
+    @property
+    def queries_wanted(self) -> int:
+        """As many as the policy looks at."""
+        return self.eviction.policy.window
+
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
@@ -296,7 +301,7 @@ class EvictingLayer(CacheLayer):
             self.slots.note(self._inserted, name, numbers)
 
     def _settle(self, forward: Forward) -> None:
-        if forward.query.shape[2] > 1:
+        if forward.positions.shape[1] > 1:
             self._look_back(forward)
         if self.eviction.scope != "token" and self.is_over:
             self.cut(self.scores())

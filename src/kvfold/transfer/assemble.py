@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from kvfold.cache import CacheLayer, CacheSpec, KVCache
+from kvfold.cache import CacheLayer, CacheSpec, KVCache, prefill
 from kvfold.cache.slots import POSITION_DTYPE
 from kvfold.errors import TransferError
 from kvfold.ops.selection import EMPTY
 from kvfold.transfer.endpoint import Endpoint, positions_of
 from kvfold.transfer.pour import pour
+from kvfold.transfer.window import read_window
 
 
 def full_cache(model: PreTrainedModel) -> KVCache:
@@ -84,14 +85,43 @@ class Assembly:
         """
         if layer not in self._missing:
             raise TransferError(f"layer {layer} came twice, or the model has none: ask again")
-        turned = self._endpoint.turn(layer, self._heads(layer, keys), self._turns)
-        dtype = self._endpoint.model.dtype
-        states = turned.to(dtype), self._heads(layer, values).to(dtype)
+        states = self._states(layer, keys, values)
         if self._is_poured:
             pour(self._cache, self._endpoint, layer, states, self._tokens)
         else:
             self._fill(self._cache.layers[layer], *states)
         self._missing.discard(layer)
+
+    @torch.no_grad()
+    def read(
+        self,
+        ids: torch.Tensor,
+        count: int,
+        rows_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Put all layers into the cache that is filled, and let the model read the last tokens.
+
+        A prefix that is no longer than they are is read whole.
+
+        Args:
+            ids: Token ids of the prefix, `[B, T]`.
+            count: Last columns that are read.
+            rows_of: Gives a layer's states, as `put` takes them; those of the last columns are left
+                out.
+        """
+        ids = ids.to(self._device)
+        before = self._length - count
+
+        def decoded(layer: int) -> dict[str, torch.Tensor]:
+            keys, values = self._states(layer, *rows_of(layer))
+            return self._tensors(keys[:, :, :before], values[:, :, :before])
+
+        if before > 0:
+            read_window(self._endpoint.model, self._cache, ids, self._tokens, count, decoded)
+        else:
+            attended = None if self._tokens is None else self._tokens.long()
+            prefill(self._endpoint.model, ids, self._cache, attention_mask=attended)
+        self._missing.clear()
 
     def finish(self) -> KVCache:
         """The cache, ready for `generate` with a prompt that goes on after the prefix.
@@ -103,6 +133,23 @@ class Assembly:
             raise TransferError(f"layers {sorted(self._missing)} did not arrive: ask again")
         self._cache.end_of_forward()
         return self._cache
+
+    def _states(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of a layer as its keys, rotated, and values, `[B, G, T, D]`."""
+        turned = self._endpoint.turn(layer, self._heads(layer, keys), self._turns)
+        dtype = self._endpoint.model.dtype
+        return turned.to(dtype), self._heads(layer, values).to(dtype)
+
+    def _tensors(self, keys: torch.Tensor, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a full layer holds of the first columns, `[B, G, N, D]`."""
+        count = keys.shape[2]
+        places = self._places[..., :count].clone()
+        tensors = {"keys": keys, "values": values, "positions": places}
+        if self._tokens is not None:
+            tensors["lengths"] = self._tokens[:, :count].sum(-1)
+        return tensors
 
     def _heads(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Rows `[N, G * D]` as `[B, G, T, D]`, zeros for padding."""
@@ -121,7 +168,4 @@ class Assembly:
             layer.update(keys, values)
             return
         assert isinstance(layer, CacheLayer)
-        tensors = {"keys": keys, "values": values, "positions": self._places.clone()}
-        if self._tokens is not None:
-            tensors["lengths"] = self._lengths.clone()
-        layer.load(tensors, self._length, has_evicted=False)
+        layer.load(self._tensors(keys, values), self._length, has_evicted=False)

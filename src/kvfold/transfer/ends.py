@@ -12,7 +12,7 @@ from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.assemble import Assembly
 from kvfold.transfer.coder import decode_layer, encode_layer, layout_of, moved
 from kvfold.transfer.endpoint import Endpoint, Trace
-from kvfold.transfer.pour import require_pourable
+from kvfold.transfer.pour import queries_wanted, require_pourable
 from kvfold.transfer.wire import (
     Frame,
     Header,
@@ -111,8 +111,8 @@ class Receiver:
                 the longest row.
             key: Shared with the producer.
             limits: What is taken at most.
-            into: An empty cache of the consumer that is filled and returned, when all has come;
-                one that goes by keys, values and positions alone, such as streaming or knorm.
+            into: An empty cache of the consumer that is filled and returned, when all has come.
+                For one that goes by queries, the consumer reads the last tokens: give `ids`.
 
         Returns:
             That cache, or a full one of the consumer.
@@ -148,7 +148,7 @@ class Receiver:
             ConfigError: When `into` cannot be filled from codes.
         """
         self._check(header, ids, mask)
-        arrival = Arrival(self, header, into, width=None if ids is None else ids.shape[1])
+        arrival = Arrival(self, header, into, ids)
         reader.frame_limit = min(reader.frame_limit, arrival.frame_limit)
         return arrival
 
@@ -185,16 +185,22 @@ class Arrival:
         receiver: Receiver,
         header: Header,
         into: KVCache | None = None,
-        *,
-        width: int | None = None,
+        ids: torch.Tensor | None = None,
     ) -> None:
         """Use `Receiver.begin`, which checks the header.
 
         Raises:
-            ConfigError: When `into` cannot be filled from codes.
+            ConfigError: When `into` cannot be filled from codes, or not without token ids.
         """
+        self._window = 0 if into is None else queries_wanted(into)
         if into is not None:
             require_pourable(into, receiver.endpoint)
+            if self._window and ids is None:
+                raise ConfigError(
+                    f"{into.spec.method} goes by the queries of the last {self._window} tokens, "
+                    "which the model reads itself: give the token ids of the prefix"
+                )
+        self._ids, width = ids, None if ids is None else ids.shape[1]
         self._into, self._held = into, dict[int, dict[str, torch.Tensor]]()
         self._coders, self._endpoint = receiver.coders, receiver.endpoint
         self._count = header.tokens
@@ -242,17 +248,31 @@ class Arrival:
             return self._assembly.finish()
         before = self._into.fork()
         try:
-            for layer in range(len(self._coders)):
-                self._decode(layer, self._held.pop(layer))
+            self._fill()
             return self._assembly.finish()
         except BaseException:
             vars(self._into).update(vars(before))
             raise
 
-    @torch.no_grad()
+    def _fill(self) -> None:
+        """Decode one layer after the other, so that no more than one is whole."""
+        if self._window:
+            assert self._ids is not None
+            self._assembly.read(
+                self._ids, self._window, lambda layer: self._rows(layer, self._held.pop(layer))
+            )
+            return
+        for layer in range(len(self._coders)):
+            self._decode(layer, self._held.pop(layer))
+
     def _decode(self, layer: int, packed: dict[str, torch.Tensor]) -> None:
-        states = decode_layer(self._coders[layer], self._endpoint, layer, packed, self._count)
-        self._assembly.put(layer, *states)
+        self._assembly.put(layer, *self._rows(layer, packed))
+
+    @torch.no_grad()
+    def _rows(
+        self, layer: int, packed: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return decode_layer(self._coders[layer], self._endpoint, layer, packed, self._count)
 
 
 def row_lengths(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:

@@ -2,9 +2,10 @@
 
 What arrives are keys and values. What their tokens asked, and how surprising they were, is nowhere:
 nobody ran the consumer over them. A cache that goes by keys, values and positions alone (full,
-streaming, knorm, random) takes them as if they were a prompt. One that wants queries (h2o, snapkv,
-tova, distill) or a prompt's hidden states (sekv) is refused. Which it is shows on a copy that is
-told of two tokens, whose queries raise when they are looked at.
+streaming, knorm, random) takes them as if they were a prompt. For one that says how many last
+queries it wants (h2o, snapkv, tova, distill, sekv), the consumer reads so many tokens; see
+`kvfold.transfer.window`. One that looks at queries without saying so is refused: it shows on a
+copy that is told of two tokens, whose queries raise when they are looked at.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ _FACTS = tuple(
 )
 
 
+def queries_wanted(cache: KVCache) -> int:
+    """Last queries of a prompt that a cache has to be told of; 0 where it goes by none."""
+    return max((part.queries_wanted for part in cache.parts), default=0)
+
+
 def require_pourable(cache: KVCache, endpoint: Endpoint) -> None:
     """Refuse a cache that cannot be filled from codes; it is left as it was.
 
@@ -55,7 +61,8 @@ def require_pourable(cache: KVCache, endpoint: Endpoint) -> None:
         endpoint: Of the model that it must be made for.
 
     Raises:
-        ConfigError: When it holds tokens, is another model's, or needs more than keys and values.
+        ConfigError: When it holds tokens, is another model's, or looks at queries of which it does
+            not say how many.
     """
     if cache.model is not endpoint.model:
         raise ConfigError(
@@ -63,6 +70,8 @@ def require_pourable(cache: KVCache, endpoint: Endpoint) -> None:
         )
     if seen := cache.get_seq_length():
         raise ConfigError(f"the cache has seen {seen} tokens already: give an empty one")
+    if queries_wanted(cache):
+        return
     trial = cache.fork()
     try:
         for layer in endpoint.layers:
@@ -72,11 +81,11 @@ def require_pourable(cache: KVCache, endpoint: Endpoint) -> None:
             values = torch.zeros(1, heads.kv_heads, 2, heads.value_head_dim, **options)
             pour(trial, endpoint, layer, (keys, values), None)
         trial.end_of_forward()
-    except (_QueriesWantedError, ConfigError) as error:
+    except _QueriesWantedError as error:
         raise ConfigError(
-            f"{cache.spec.method} cannot be filled from codes, since it goes by a prompt's queries "
-            "or hidden states: use a method that goes by keys, values and positions alone, such as "
-            "streaming or knorm"
+            f"{cache.spec.method} cannot be filled from codes, since its layers look at a prompt's "
+            "queries and do not say how many they want: let queries_wanted say so, or use a "
+            "method of kvfold's"
         ) from error
 
 

@@ -32,6 +32,8 @@ _ROOM = "room"
 """Name of what was decided at the last fold: spans to expand, and slots that are allocated."""
 _QUERIES = 8
 """Queries of a later prompt that expand their spans at once."""
+_TELLING = 64
+"""Queries of a prompt that the sketch's directions can be found by."""
 _SHARING = 64
 """Queries whose scores are in memory at once, where the tokens of all spans are."""
 
@@ -86,6 +88,11 @@ class ZoomLayer(CacheLayer):
     def is_croppable(self) -> bool:
         """Not for good: sooner or later tokens are folded."""
         return False
+
+    @property
+    def queries_wanted(self) -> int:
+        """So many tell in which directions queries are long; all that there are, tell it better."""
+        return _TELLING if self.spans.router.needs_queries else 0
 
     @property
     def newest(self) -> slice | torch.Tensor:
@@ -321,7 +328,8 @@ class ZoomLayer(CacheLayer):
             return
         query = (forward.query.detach() * forward.scoring.scaling).float()
         if self.lengths is not None:
-            query = query * (forward.positions >= 0)[:, None, :, None]
+            is_token = forward.positions[:, -query.shape[2] :] >= 0
+            query = query * is_token[:, None, :, None]
         query = query.unflatten(1, (self.slots.keys.shape[1], -1)).flatten(2, 3)
         moment = query.transpose(-1, -2) @ query
         self.moment = moment if self.moment is None else self.moment + moment
