@@ -205,5 +205,5 @@ class BatchRunner:
         """Whether some tokens have a string in them that ends an answer."""
         if not until:
             return False
-        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
         return stop_place(text, until) is not None
