@@ -40,7 +40,7 @@ class Reader:
         self._known = values[:, : layer.self_attn.head_dim]
 
     def __call__(
-        self, decoder: BatchDecoder, *, limit: int, stop: frozenset[int]
+        self, decoder: BatchDecoder, *, limit: int, stop: frozenset[int], is_done: object
     ) -> tuple[list[Answer], list[torch.Tensor]]:
         """Answer as `answer_greedily` does."""
         said = [self._say(text)[:limit] for text in self._texts(decoder)]

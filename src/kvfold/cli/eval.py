@@ -42,8 +42,10 @@ SetsOption = Annotated[
         "niah-multivalue, arithmetic, wikitext, hotpotqa, gsm8k, and RULER's: ruler-single-1, -2 "
         "and -3, ruler-multikey-1, -2 and -3, ruler-multivalue, ruler-multiquery, ruler-vt, "
         "ruler-cwe, ruler-fwe, ruler-qa; ruler stands for all of RULER's whose data is at hand. "
-        "Environment variable KVFOLD_DATA names the folder of the files that wikitext, hotpotqa, "
-        "gsm8k and ruler-qa need; needles are hidden in wikitext then.",
+        "Public benchmarks as they are: longbench/TASK, infinitebench/TASK, ruler/TASK, bbh/TASK, "
+        "cmrc2018/dev, hotpotqa/distractor; all as TASK stands for those whose data is at hand. "
+        "Environment variable KVFOLD_DATA names the folder of the files that these, wikitext, "
+        "hotpotqa, gsm8k and ruler-qa need; needles are hidden in wikitext then.",
         show_default="prose,niah; wikitext,hotpotqa,niah,gsm8k with KVFOLD_DATA",
     ),
 ]
@@ -52,7 +54,7 @@ LengthOption = Annotated[
     str,
     typer.Option(
         help="Tokens of a prompt, at most, a comma between several; with --protocol agnostic, of "
-        "prompt and answer together."
+        "prompt and answer together. Longer prompts of public benchmarks lose their middle."
     ),
 ]
 ProtocolOption = Annotated[

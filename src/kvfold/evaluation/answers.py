@@ -67,6 +67,20 @@ def _numbers(answer: str) -> list[Decimal | None]:
     return [_value(each) for each in found]
 
 
+def before_stop(answer: str, stops: Iterable[str]) -> str:
+    """An answer up to the first of some strings, without blanks round it."""
+    return answer.lstrip()[: stop_place(answer, stops)].strip()
+
+
+def stop_place(answer: str, stops: Iterable[str]) -> int | None:
+    """Where the first of some strings stands in an answer without its leading blanks.
+
+    One at the very beginning ends nothing. None where there is no other.
+    """
+    text = answer.lstrip()
+    return min((place for each in stops if (place := text.find(each, 1)) > 0), default=None)
+
+
 def find_fault(
     tokens: Sequence[int], *, is_right: bool, is_cut: bool, full_is_cut: bool
 ) -> Fault | None:

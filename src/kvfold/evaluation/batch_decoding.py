@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,14 +108,19 @@ class Answer:
 
 
 def answer_greedily(
-    decoder: BatchDecoder, *, limit: int, stop: frozenset[int]
+    decoder: BatchDecoder,
+    *,
+    limit: int,
+    stop: frozenset[int],
+    is_done: Callable[[Sequence[int]], bool] = lambda tokens: False,
 ) -> tuple[list[Answer], list[torch.Tensor]]:
     """Let every row say what it finds likeliest, until all have come to their end.
 
     Args:
         decoder: Holds the prompts; it is used up.
         limit: Most tokens of an answer.
-        stop: Tokens that end one.
+        stop: Tokens that end one, and are no part of it.
+        is_done: Whether an answer, as it is so far, has come to its end.
 
     Returns:
         The answers, and the logits `[B, V]` after each of the tokens of the longest.
@@ -132,4 +137,5 @@ def answer_greedily(
         if not speaking:
             break
         logits.append(decoder.feed(tokens))
+        speaking -= {row for row in speaking if is_done(said[row])}
     return [Answer(each, row in speaking) for row, each in enumerate(said)], logits

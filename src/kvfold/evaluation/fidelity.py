@@ -28,7 +28,7 @@ from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
 from kvfold.evaluation.fidelity_settings import EVERYTHING, FULL, FidelitySettings, MethodSpec
 from kvfold.evaluation.prompt import require_positions
 from kvfold.evaluation.sample import Sample
-from kvfold.evaluation.samples import VERSION, draw_samples
+from kvfold.evaluation.samples import SETS, VERSION, draw_samples
 from kvfold.evaluation.verdict import NO_VERDICT, judge_answer
 from kvfold.evict.layer import EvictingLayer
 from kvfold.models import fingerprint
@@ -160,11 +160,7 @@ class _Judge:
         _require_positions(model, settings)
         self._model, self._tokenizer = model, tokenizer
         self._settings, self._store = settings, store
-        self._runner = BatchRunner(
-            model,
-            tokenizer,
-            protocol=settings.protocol,
-        )
+        self._runner = BatchRunner(model, tokenizer, protocol=settings.protocol)
         self._identity = fingerprint(model)
         pairs = ((MethodSpec(FULL, FULL), EVERYTHING), *settings.pairs)
         self._runs = [_prepare(model, spec, budget) for spec, budget in pairs]
@@ -241,8 +237,9 @@ class _Judge:
             return
         full, *others = self._runs
         yield f"{batch.name}: {full.spec.label}", 0.0
-        limit = self._settings.answer_tokens(batch.samples[0].set)
-        reference = self._runner.refer(batch.samples, limit=limit)
+        name = batch.samples[0].set
+        limit = self._settings.answer_tokens(name)
+        reference = self._runner.refer(batch.samples, limit=limit, until=SETS[name].stop)
         self._keep(full, batch, Found.of_full(reference), reference)
         for run in (run for run in others if run in missing):
             yield (
@@ -275,6 +272,7 @@ class _Judge:
                 sample.expected,
                 answer,
                 full_is_cut=expected.is_cut,
+                classes=sample.classes,
             )
         return Row(
             key=self._key(run, sample, batch.length),
@@ -287,6 +285,7 @@ class _Judge:
             method=run.spec.label,
             budget=run.budget,
             prompt_tokens=len(sample.prompt),
+            left_out=sample.left_out,
             divergences=found.divergences[number],
             agreements=found.agreements[number],
             **asdict(verdict),

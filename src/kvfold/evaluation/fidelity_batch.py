@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.cache import CacheReport, KVCache
 from kvfold.errors import KVFoldError
-from kvfold.evaluation.batch_decoding import (
-    Answer,
-    BatchDecoder,
-    answer_greedily,
-)
+from kvfold.evaluation.answers import stop_place
+from kvfold.evaluation.batch_decoding import Answer, BatchDecoder, answer_greedily
 from kvfold.evaluation.generation import stop_tokens
 from kvfold.evaluation.metering import Metered
 from kvfold.evaluation.prompt_batch import PromptBatch
@@ -38,6 +36,8 @@ class Reference:
     """Its own; None for texts."""
     limit: int
     """Most tokens of an answer."""
+    until: tuple[str, ...]
+    """Strings that end an answer."""
     report: CacheReport
     """What it held after the prompts."""
     metered: Metered
@@ -89,17 +89,20 @@ class BatchRunner:
             protocol: Whether questions are read with the rest or later; all of a batch have one
                 length if later.
         """
-        self._model, self._protocol = model, protocol
+        self._model, self._tokenizer, self._protocol = model, tokenizer, protocol
         self._stop = stop_tokens(model, tokenizer)
         pad = tokenizer.pad_token_id
         self._pad = pad if isinstance(pad, int) else 0
 
-    def refer(self, samples: Sequence[Sample], *, limit: int) -> Reference:
+    def refer(
+        self, samples: Sequence[Sample], *, limit: int, until: tuple[str, ...] = ()
+    ) -> Reference:
         """Let the full cache read a batch, and continue it.
 
         Args:
             samples: All of one kind.
             limit: Most tokens of an answer, its own and those of methods that it is compared with.
+            until: Strings that end an answer.
         """
         prompts = PromptBatch(
             self._model,
@@ -116,12 +119,12 @@ class BatchRunner:
             logits = [decoder.feed(tokens) for tokens in forced.T]
             lengths = list(map(len, follow))
         else:
-            answers, logits = answer_greedily(decoder, limit=limit, stop=self._stop)
+            answers, logits = self._answer(decoder, limit, until)
             rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
             forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
             lengths = [len(answer.tokens) for answer in answers]
         return Reference(
-            prompts, forced, lengths, logits, answers, limit, report, decoder.metered()
+            prompts, forced, lengths, logits, answers, limit, until, report, decoder.metered()
         )
 
     def compare(self, cache: KVCache, reference: Reference) -> Found:
@@ -177,17 +180,30 @@ class BatchRunner:
         rows = [
             row
             for row, (answer, tokens) in enumerate(zip(expected, found, strict=True))
-            if not self._is_said(answer, tokens)
+            if not self._is_said(answer, tokens, reference.until)
         ]
         if rows:
             decoder.select(rows)
-            own, _ = answer_greedily(decoder, limit=reference.limit, stop=self._stop)
+            own, _ = self._answer(decoder, reference.limit, reference.until)
             for row, answer in zip(rows, own, strict=True):
                 answers[row] = answer
         return answers
 
-    def _is_said(self, answer: Answer, found: list[int]) -> bool:
+    def _is_said(self, answer: Answer, found: list[int], until: tuple[str, ...]) -> bool:
         """Whether tokens found likeliest, one after the other, are an answer and its end."""
         length = len(answer.tokens)
-        ends = answer.is_cut or found[length] in self._stop
+        ends = answer.is_cut or self._has(until, answer.tokens) or found[length] in self._stop
         return found[:length] == answer.tokens and ends
+
+    def _answer(
+        self, decoder: BatchDecoder, limit: int, until: tuple[str, ...]
+    ) -> tuple[list[Answer], list[torch.Tensor]]:
+        is_done = partial(self._has, until)
+        return answer_greedily(decoder, limit=limit, stop=self._stop, is_done=is_done)
+
+    def _has(self, until: tuple[str, ...], tokens: Sequence[int]) -> bool:
+        """Whether some tokens have a string in them that ends an answer."""
+        if not until:
+            return False
+        text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return stop_place(text, until) is not None

@@ -35,12 +35,14 @@ class Summary:
     """What it may keep."""
     samples: int
     """Their number."""
+    cut: int
+    """Those whose prompt was too long and lost its middle."""
     kl: Interval | None
     """`KL(full || method)` in nats: mean over samples; None where no answer has a token."""
     agreement: float | None
     """Share of tokens after which both find the same token likeliest, mean over samples."""
     score: float | None
-    """Share of tasks answered right; None without tasks."""
+    """Share of tasks answered right, or the mean of the benchmark's score; None without tasks."""
     share_of_full: float | None
     """The score as a share of the full cache's; None where that is 0."""
     faults: dict[str, float] | None
@@ -185,22 +187,27 @@ def _summary(
     seed: int,
 ) -> Summary:
     distances = [row.kl for row in rows if row.kl is not None]
-    tasks = [row for row in rows if row.is_right is not None]
-    references = [full[_sample(row)] for row in tasks]
-    score, best = _share(row.is_right for row in tasks), _share(r.is_right for r in references)
-    known = [row for row, r in zip(tasks, references, strict=True) if r.is_right]
+    answered = [row for row in rows if row.points is not None]
+    references = [full[_sample(row)] for row in answered]
+    score, best = (
+        _mean(row.points for row in each if row.points is not None)
+        for each in (answered, references)
+    )
+    tasks = [row for row in answered if row.is_right is not None]
+    known = [row for row in tasks if full[_sample(row)].is_right]
     return Summary(
         group=group,
         method=method,
         budget=budget,
         samples=len(rows),
+        cut=sum(row.left_out > 0 for row in rows),
         kl=Interval.of(distances, seed=seed) if distances else None,
         agreement=_mean(row.agreement for row in rows if row.agreement is not None),
         score=score,
         share_of_full=score / best if score is not None and best else None,
         faults=_faults(tasks),
         lost=_faults(known),
-        answer_length=_ratio(tasks, references),
+        answer_length=_ratio(answered, references),
         tokens_kept=fmean(row.tokens_kept for row in rows),
         bytes_share=sum(row.bytes_held for row in rows) / sum(row.bytes_full for row in rows),
     )
@@ -225,10 +232,6 @@ def _ratio(tasks: Iterable[Row], references: Iterable[Row]) -> float | None:
     own = sum(row.answer_tokens or 0 for row in tasks)
     full = sum(row.answer_tokens or 0 for row in references)
     return own / full if full else None
-
-
-def _share(values: Iterable[bool | None]) -> float | None:
-    return _mean(float(bool(value)) for value in values)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -48,6 +48,8 @@ class Row:
     """What it may keep."""
     prompt_tokens: int
     """Tokens that were prefilled."""
+    left_out: int = 0
+    """Tokens that were cut out of the middle of a prompt that was too long."""
     divergences: list[float]
     """`KL(full || method)` in nats after each forced token; empty for an empty answer."""
     agreements: list[bool]
@@ -57,7 +59,9 @@ class Row:
     answer_tokens: int | None
     """Its length."""
     is_right: bool | None
-    """Whether it is right."""
+    """Whether it is right; None for a text, and where `score` says how good it is."""
+    score: float | None = None
+    """A benchmark's own score, from 0 to 1; None where the set has none."""
     found: float | None = None
     """Share of what is expected that it has, where all is wanted."""
     fault: Fault | None
@@ -91,6 +95,13 @@ class Row:
     def agreement(self) -> float | None:
         """Share of tokens after which both find the same token likeliest."""
         return fmean(self.agreements) if self.agreements else None
+
+    @property
+    def points(self) -> float | None:
+        """The score, or 1 for a right answer and 0 for a wrong one; None for a text."""
+        if self.score is not None or self.is_right is None:
+            return self.score
+        return float(self.is_right)
 
     def to_dict(self) -> dict[str, object]:
         """The row as plain data, with its means."""

@@ -90,7 +90,8 @@ COST_LEGEND = (
 LEGEND = (
     "KL: nats from the full cache's next-token distribution, mean over samples and its bootstrap "
     "interval, eviction at every decoded token; top-1: share of tokens on whose likeliest "
-    "successor both agree; score: share of right answers, and that as a share of the full cache's; "
+    "successor both agree; score: share of right answers, or mean of a benchmark's own score, and "
+    "that as a share of the full cache's; "
     "repet., overl., wrong: share of answers that repeat themselves, that do not end where the "
     "full cache's does, and that are wrong otherwise; length: of answers, as a multiple of the "
     "full cache's; kept, bytes: tokens a layer and share of a full cache's bytes after the prompt."
@@ -200,7 +201,9 @@ def by_group(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
 def title_of(group: str, summaries: Sequence[Summary]) -> str:
     """What stands above a group's table."""
     fewest, most = (choose(each.samples for each in summaries) for choose in (min, max))
-    return f"{group}: {most if fewest == most else f'{fewest} to {most}'} samples"
+    cut = max(each.cut for each in summaries)
+    title = f"{group}: {most if fewest == most else f'{fewest} to {most}'} samples"
+    return f"{title}, {cut} of them cut in the middle" if cut else title
 
 
 def parts(report: Report) -> list[Part]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,6 +61,8 @@ class Question:
     """Most tokens of an answer."""
     keep: dict[str, int]
     """By budget, tokens of the context that a layer may keep at the cut."""
+    classes: list[str] = field(default_factory=list)
+    """Classes that an answer chooses from, where there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +214,7 @@ def _question(fidelity: Fidelity, sample: Sample, length: int) -> Question:
         "keep": {
             budget: min(Budget.parse(budget).tokens(cut), cut) for budget in _budgets(fidelity)
         },
+        **({"classes": list(sample.classes)} if sample.classes else {}),
     }
     subject = fidelity.subject
     return Question(
@@ -236,6 +239,7 @@ def _row(
             question.expected,
             Answer(answer.tokens, len(answer.tokens) == limit),
             full_is_cut=full.answer_tokens == limit,
+            classes=question.classes,
         )
     return replace(
         full,

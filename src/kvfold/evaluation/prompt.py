@@ -44,14 +44,32 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, document: Document) -> Prom
     Raises:
         ConfigError: When the chat template refuses the message.
     """
-    if tokenizer.chat_template is None:
-        before = leading_tokens(tokenizer)
-        after = f"\n\nQuestion: {document.question}\nAnswer:"
-    else:
-        text = _render(tokenizer, f"{_MARK}\n\n{document.question}")
-        head, _, after = text.partition(_MARK)
-        before = encode(tokenizer, head)
+    plain = tokenizer.chat_template is None
+    after = f"\n\nQuestion: {document.question}\nAnswer:" if plain else f"\n\n{document.question}"
+    before, after = frame(tokenizer, after)
     return Prompt([*before, *document.tokens], encode(tokenizer, after))
+
+
+def frame(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool = True
+) -> tuple[list[int], str]:
+    """What stands around a document.
+
+    Args:
+        tokenizer: Of the model.
+        text: What follows the document in a user's message.
+        chat: Whether to use the chat template, where there is one.
+
+    Returns:
+        Tokens before the document, and the text after it.
+
+    Raises:
+        ConfigError: When the chat template refuses the message.
+    """
+    if tokenizer.chat_template is None or not chat:
+        return leading_tokens(tokenizer), text
+    head, _, after = _render(tokenizer, f"{_MARK}{text}").partition(_MARK)
+    return encode(tokenizer, head), after
 
 
 def chat_tokens(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
@@ -17,15 +17,35 @@ from kvfold.errors import ConfigError
 
 VARIABLE = "KVFOLD_DATA"
 """Environment variable that names the folder."""
-WIKITEXT, HOTPOTQA, GSM8K = "wikitext2-test.txt", "hotpotqa.jsonl", "gsm8k.jsonl"
-"""Files in the folder: WikiText-2's test text, and rows of questions as JSON lines."""
-
-_HUB = {
-    WIKITEXT: ("Salesforce/wikitext", "wikitext-2-v1", "test"),
-    HOTPOTQA: ("hotpotqa/hotpot_qa", "distractor", "validation"),
-    GSM8K: ("openai/gsm8k", "main", "test"),
-}
 _MOST_ROWS = 10_000
+_UNSET = ", or unset the variable to fetch it through the datasets library"
+_INSTALL = ", or install the datasets library to fetch it (pip install datasets)"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where data come from: a file in the folder, else the `datasets` library."""
+
+    file: str
+    """In the folder: text, JSON lines, or JSON with the rows in the option `field`."""
+    dataset: str | None
+    """What the library loads; None where it cannot."""
+    config: str | None = None
+    """Which part of it."""
+    split: str = "train"
+    """Which split of it."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What else the library is told."""
+    advice: str | None = None
+    """Where to get the file."""
+
+
+WIKITEXT = Source("wikitext2-test.txt", "Salesforce/wikitext", "wikitext-2-v1", "test")
+"""WikiText-2's test text."""
+HOTPOTQA = Source("hotpotqa.jsonl", "hotpotqa/hotpot_qa", "distractor", "validation")
+"""Questions of HotpotQA's development set."""
+GSM8K = Source("gsm8k.jsonl", "openai/gsm8k", "main", "test")
+"""Problems of GSM8K's test set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +78,48 @@ def data_folder() -> Path | None:
     return Path(name) if name.strip() else None
 
 
-def require_data(file: str) -> None:
+def is_at_hand(source: Source) -> bool:
+    """Whether the folder has a file, so that nothing has to be fetched."""
+    folder = data_folder()
+    return folder is not None and (folder / source.file).is_file()
+
+
+def require_data(source: Source) -> None:
     """Refuse, before anything long starts, data that cannot be had.
 
     Args:
-        file: One of the names above.
+        source: Where they come from.
 
     Raises:
-        ConfigError: Saying how to get it.
+        ConfigError: Saying how to get them.
+    """
+    folder, file = data_folder(), source.file
+    origin = "" if source.advice is None else f" ({source.advice})"
+    if folder is not None and not (folder / file).is_file():
+        fetch = "" if source.dataset is None else _UNSET
+        raise ConfigError(
+            f"{VARIABLE} is {str(folder)!r}, which has no {file}: put it there{origin}{fetch}"
+        )
+    if folder is None and (source.dataset is None or find_spec("datasets") is None):
+        install = "" if source.dataset is None else _INSTALL
+        raise ConfigError(
+            f"{file} is not at hand: set {VARIABLE} to a folder that has it{origin}{install}"
+        )
+
+
+def rows_of(source: Source) -> list[Mapping[str, Any]]:
+    """The rows of a source; of a text one, with the field `text`.
+
+    Raises:
+        ConfigError: When they cannot be had.
     """
     folder = data_folder()
-    if folder is not None and not (folder / file).is_file():
-        raise ConfigError(
-            f"{VARIABLE} is {str(folder)!r}, which has no {file}: put it there, or unset the "
-            "variable to fetch it through the datasets library"
-        )
-    if folder is None and find_spec("datasets") is None:
-        raise ConfigError(
-            f"{file} is not at hand: set {VARIABLE} to a folder that has it, or install the "
-            "datasets library to fetch it (pip install datasets)"
-        )
+    if folder is None:
+        return _fetch(source)
+    path = folder / source.file
+    if path.suffix == ".txt":
+        return [{"text": _read(path)}]
+    return _lines(path) if path.suffix == ".jsonl" else _whole(path, source.options["field"])
 
 
 def wikitext() -> str:
@@ -88,7 +130,7 @@ def wikitext() -> str:
     """
     folder = data_folder()
     if folder is not None:
-        return _read(folder / WIKITEXT)
+        return _read(folder / WIKITEXT.file)
     return "\n".join(str(row["text"]).rstrip("\n") for row in _fetch(WIKITEXT))
 
 
@@ -98,12 +140,10 @@ def questions() -> list[Question]:
     Raises:
         ConfigError: When they cannot be had.
     """
-    folder = data_folder()
-    rows = _fetch(HOTPOTQA) if folder is None else _lines(folder / HOTPOTQA)
     try:
         return [
             Question(str(row["question"]), str(row["answer"]), tuple(_evidence(row)))
-            for row in rows
+            for row in rows_of(HOTPOTQA)
         ]
     except (KeyError, TypeError, IndexError) as error:
         raise _unfit(HOTPOTQA, "question, answer and evidence") from error
@@ -115,10 +155,8 @@ def problems() -> list[Problem]:
     Raises:
         ConfigError: When they cannot be had.
     """
-    folder = data_folder()
-    rows = _fetch(GSM8K) if folder is None else _lines(folder / GSM8K)
     try:
-        return [_problem(str(row["question"]), str(row["answer"])) for row in rows]
+        return [_problem(str(row["question"]), str(row["answer"])) for row in rows_of(GSM8K)]
     except (KeyError, TypeError, ValueError) as error:
         raise _unfit(GSM8K, "question and answer, which ends with #### and a number") from error
 
@@ -152,27 +190,41 @@ def _read(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[Mapping[str, Any]]:
+    # A line ends at a line feed alone: texts have other separators in them.
+    return [_json(path, line) for line in _read(path).split("\n") if line.strip()]
+
+
+def _whole(path: Path, field_: str) -> list[Mapping[str, Any]]:
+    document = _json(path, _read(path))
+    if not isinstance(document, dict) or not isinstance(document.get(field_), list):
+        raise ConfigError(f"{str(path)!r} has no list {field_!r}: fetch it again")
+    return document[field_]
+
+
+def _json(path: Path, text: str) -> Any:
     try:
-        return [json.loads(line) for line in _read(path).splitlines() if line.strip()]
+        return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{str(path)!r} is not JSON lines ({error}): fetch it again") from error
+        raise ConfigError(f"{str(path)!r} is not JSON ({error}): fetch it again") from error
 
 
-def _fetch(file: str) -> list[Mapping[str, Any]]:
+def _fetch(source: Source) -> list[Mapping[str, Any]]:
     """Rows of the data set that a file is a piece of."""
-    require_data(file)
-    name, config, split = _HUB[file]
+    require_data(source)
     try:
         library = import_module("datasets")
-        rows = library.load_dataset(name, config, split=split, streaming=True)
+        rows = library.load_dataset(
+            source.dataset, source.config, split=source.split, streaming=True, **source.options
+        )
         return list(islice(rows, _MOST_ROWS))
     except Exception as error:  # what it raises depends on the network and the format
         reason = " ".join(str(error).split()) or type(error).__name__
+        name = source.options.get("data_files", source.dataset)
         raise ConfigError(
             f"cannot fetch {name} ({reason}): check the network, or set {VARIABLE} to a folder "
-            f"that has {file}"
+            f"that has {source.file}"
         ) from error
 
 
-def _unfit(file: str, fields: str) -> ConfigError:
-    return ConfigError(f"a row of {file} lacks {fields}: fetch the file again")
+def _unfit(source: Source, fields: str) -> ConfigError:
+    return ConfigError(f"a row of {source.file} lacks {fields}: fetch the file again")

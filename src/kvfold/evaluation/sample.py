@@ -41,6 +41,10 @@ class Sample:
     """Last tokens of the prompt: the question and all that stands after it; none in a text."""
     depth: float | None = None
     """Where the needle stands, 0 at the document's beginning and 1 at its end, if it was named."""
+    classes: tuple[str, ...] = ()
+    """Classes that an answer chooses from, where there are some."""
+    left_out: int = 0
+    """Tokens that were cut out of the middle of a prompt that was too long."""
 
     @property
     def kind(self) -> Kind:
@@ -56,6 +60,7 @@ class Sample:
             "continuation": self.continuation,
             "expected": self.expected,
             "kind": self.kind,
+            **({"classes": self.classes} if self.classes else {}),
         }
 
 
@@ -110,6 +115,8 @@ def task(
     expected: tuple[str, ...],
     *,
     depth: float | None = None,
+    classes: tuple[str, ...] = (),
+    left_out: int = 0,
 ) -> Sample:
     """A sample that is answered.
 
@@ -119,9 +126,11 @@ def task(
         prompt: Document and question.
         expected: What a right answer has one of, or all of.
         depth: Of the needle, if it was named.
+        classes: That an answer chooses from, where there are some.
+        left_out: Tokens that were cut out of the middle.
     """
     tokens, question = [*prompt.document, *prompt.question], len(prompt.question)
-    return Sample(name, index, tokens, None, expected, question, depth)
+    return Sample(name, index, tokens, None, expected, question, depth, classes, left_out)
 
 
 def distinct(count: int, make: Callable[[], str], text: str = "") -> tuple[str, ...]:

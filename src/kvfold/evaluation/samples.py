@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, islice
 
 from transformers import PreTrainedTokenizerBase
@@ -22,13 +23,17 @@ from kvfold.evaluation.answers import (
     ends_with_number,
 )
 from kvfold.evaluation.arithmetic import draw_sums
+from kvfold.evaluation.benchmarks import TASKS, draw_task
 from kvfold.evaluation.needles import draw_riddles, multikey, multivalue, single
 from kvfold.evaluation.prose import Prose, built_in, haystack
 from kvfold.evaluation.public_data import (
     GSM8K,
     HOTPOTQA,
+    VARIABLE,
     WIKITEXT,
+    Source,
     data_folder,
+    is_at_hand,
     problems,
     require_data,
     wikitext,
@@ -38,6 +43,7 @@ from kvfold.evaluation.ruler import VARIANTS, draw_needles
 from kvfold.evaluation.ruler_counting import draw_common, draw_frequent
 from kvfold.evaluation.ruler_tracking import draw_tracking
 from kvfold.evaluation.sample import Kind, Sample, Wanted, fill, task
+from kvfold.evaluation.scores import METRICS, Metric
 from kvfold.registry import Registry
 from kvfold.text import encode, leading_tokens
 
@@ -50,7 +56,9 @@ EXEMPLARS = 100
 NEW_TOKENS = 32
 """Most tokens of an answer where a set asks for no more."""
 RULER = "ruler"
-"""Stands for all sets whose names begin with it, but for those whose data is not at hand."""
+"""Stands for all sets that are made as RULER's are, but for those whose data is not at hand."""
+ALL = "all"
+"""As a task of a benchmark, stands for all of its tasks whose data is at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class SampleSet:
     """Text or task."""
     draw: Callable[[Wanted], Iterator[Sample]]
     """All there are, in an order that the seed gives."""
-    file: str | None = None
+    sources: tuple[Source, ...] = ()
     """The public data it needs."""
     is_right: Callable[[Iterable[str], str], bool] = contains_one
     """Whether an answer is right."""
@@ -69,12 +77,15 @@ class SampleSet:
     """Whether a right answer has all that is expected; the share that it has counts, too."""
     new_tokens: int = NEW_TOKENS
     """Tokens that are enough for a right answer, also where each digit is one."""
+    metric: Metric | None = None
+    """A benchmark's own score, which decides what is right."""
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer."""
 
     @property
     def is_at_hand(self) -> bool:
         """Whether nothing has to be fetched for it."""
-        folder = data_folder()
-        return self.file is None or (folder is not None and (folder / self.file).is_file())
+        return all(map(is_at_hand, self.sources))
 
 
 SETS: Registry[SampleSet] = Registry("set")
@@ -87,21 +98,44 @@ def default_sets() -> tuple[str, ...]:
 
 
 def expand_sets(names: Iterable[str]) -> tuple[str, ...]:
-    """Sets by name, with the members of a group in its place."""
-    family = tuple(name for name in SETS if name.startswith(f"{RULER}-") and SETS[name].is_at_hand)
-    return tuple(each for name in names for each in (family if name == RULER else (name,)))
+    """Sets by name, with the members of a group, those whose data is at hand, in its place.
+
+    Raises:
+        ConfigError: When no data of a benchmark is at hand.
+    """
+    return tuple(each for name in names for each in _members(name))
+
+
+def _members(name: str) -> tuple[str, ...]:
+    benchmark, slash, rest = name.rpartition("/")
+    begin = f"{RULER}-" if name == RULER else f"{benchmark}/" if slash and rest == ALL else None
+    family = [each for each in SETS if begin is not None and each.startswith(begin)]
+    if not family:
+        return (name,)
+    found = tuple(each for each in family if SETS[each].is_at_hand)
+    if not found:
+        raise ConfigError(
+            f"no data of {name} is at hand: set {VARIABLE} to a folder that has it, or name a set, "
+            f"such as {family[0]}"
+        )
+    return found
 
 
 def require_sets(names: Iterable[str]) -> None:
-    """Refuse unknown sets, and those whose data cannot be had.
+    """Refuse unknown sets, and those whose data or score cannot be had.
 
     Raises:
         ConfigError: Saying what to do.
     """
     for name in names:
-        file = SETS[name].file
-        if file is not None:
-            require_data(file)
+        metric = SETS[name].metric
+        for source in SETS[name].sources:
+            require_data(source)
+        if metric is not None and metric.library and find_spec(metric.library) is None:
+            raise ConfigError(
+                f"set {name} is scored with {metric.library}: install it (pip install "
+                f"{metric.library})"
+            )
 
 
 def draw_samples(
@@ -210,19 +244,30 @@ def _register(sets: Mapping[str, SampleSet]) -> None:
 
 _register(
     {
-        "wikitext": SampleSet("text", _wikitext, WIKITEXT),
-        "hotpotqa": SampleSet("task", partial(draw_questions, "hotpotqa", LINES), HOTPOTQA),
+        "wikitext": SampleSet("text", _wikitext, (WIKITEXT,)),
+        "hotpotqa": SampleSet("task", partial(draw_questions, "hotpotqa", LINES), (HOTPOTQA,)),
         "niah": SampleSet("task", partial(draw_riddles, "niah", single)),
-        "gsm8k": SampleSet("task", _gsm8k, GSM8K, ends_with_number),
+        "gsm8k": SampleSet("task", _gsm8k, (GSM8K,), ends_with_number),
         "prose": SampleSet("text", _prose),
         "repetition": SampleSet("text", _repetition),
-        "arithmetic": SampleSet("task", partial(draw_sums, "arithmetic"), None, begins_with_number),
+        "arithmetic": SampleSet("task", partial(draw_sums, "arithmetic"), (), begins_with_number),
         "niah-multikey": SampleSet("task", partial(draw_riddles, "niah-multikey", multikey)),
         "niah-multivalue": _all_of(partial(draw_riddles, "niah-multivalue", multivalue)),
         **{name: _all_of(partial(draw_needles, name), 48) for name in VARIANTS},
         "ruler-vt": _all_of(partial(draw_tracking, "ruler-vt", chains=1, hops=4), 40),
         "ruler-cwe": _all_of(partial(draw_common, "ruler-cwe"), 64),
         "ruler-fwe": _all_of(partial(draw_frequent, "ruler-fwe")),
-        "ruler-qa": SampleSet("task", partial(draw_questions, "ruler-qa", DOCUMENTS), HOTPOTQA),
+        "ruler-qa": SampleSet("task", partial(draw_questions, "ruler-qa", DOCUMENTS), (HOTPOTQA,)),
+        **{
+            name: SampleSet(
+                "task",
+                partial(draw_task, name, each),
+                each.sources,
+                new_tokens=each.new_tokens,
+                metric=METRICS[each.metric],
+                stop=each.stop,
+            )
+            for name, each in TASKS.items()
+        },
     }
 )
