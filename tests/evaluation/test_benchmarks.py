@@ -10,6 +10,7 @@ import pytest
 import kvfold
 from kvfold.errors import ConfigError
 from kvfold.evaluation.answers import before_stop
+from kvfold.evaluation.batch_decoding import Answer
 from kvfold.evaluation.benchmarks import TASKS, cut_middle
 from kvfold.evaluation.fidelity import evaluate
 from kvfold.evaluation.fidelity_report import report_of
@@ -18,6 +19,7 @@ from kvfold.evaluation.fidelity_tables import title_of
 from kvfold.evaluation.sample import Sample
 from kvfold.evaluation.samples import SETS, draw_samples, expand_sets, require_sets
 from kvfold.evaluation.scores import METRICS
+from kvfold.evaluation.verdict import judge_answer
 from tests.evaluation.benchmark_data import ROWS
 from tests.evaluation.prompts import parts
 from tests.evaluation.public import write_data
@@ -158,15 +160,23 @@ def test_long_prompts_keep_both_ends(data: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "stops", "text"),
     [
-        ("\nred\nDialogue: more", ("\n",), "red"),
+        ("\nred\nDialogue: more", ("\n",), "\nred"),
         ("red\n", ("\n",), "red"),
-        ("so it is.\n\nQ: what", ("Q:",), "so it is."),
+        ("so it is.\n\nQ: what", ("Q:",), "so it is.\n\n"),
         ("Q: what", ("Q:",), "Q: what"),
-        (" a b ", (), "a b"),
+        (" a b ", (), " a b "),
     ],
 )
 def test_answers_end_at_strings(said: str, stops: tuple[str, ...], text: str) -> None:
     assert before_stop(said, stops) == text
+
+
+def test_indentation_counts_where_a_line_of_code_is_compared() -> None:
+    tokens = TOKENIZER.encode("\n    return x\nmore", add_special_tokens=False)
+    found = judge_answer(
+        TOKENIZER, "longbench/lcc", ("    return x",), Answer(tokens, True), full_is_cut=True
+    )
+    assert (found.score, found.answer) == (1, "return x\nmore")
 
 
 def test_all_stands_for_what_is_at_hand(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def score(name: str, expected: str | tuple[str, ...], said: str, *classes: str) 
         ("paragraph", "Paragraph 3", "Paragraph 3 or 4", 0.5),
         ("paragraph", "段落3", "段落3", 1.0),
         ("line", "return x + 1", "\n# comment\nreturn x + 1\nmore", 1.0),
+        ("line", "    return x", "\n    return x\nmore", 1.0),
         ("line", "return y", "// none\n`code`", 0.0),
         ("first_number", "71432", "The key 71432, not 5.", 1.0),
         ("first_number", "71432", "714321", 0.0),
@@ -77,6 +78,7 @@ def test_classes_that_are_named_share_the_point() -> None:
     assert score("class", "Colour", "Colour", *classes) == 1
     assert score("class", "Colour", "Colour or Animal", *classes) == 0.5
     assert score("class", "Colour", "Animal", *classes) == 0
+    assert score("class", ("Animal", "Colour"), "Colour", *classes) == 1
     # "Colour" is a part of the right one, and counts for nothing.
     assert score("class", "Colour of hair", "Colour of hair", *classes) == 1
     assert score("class", "Colour", "Colour of hair", *classes) == 0.5

@@ -68,8 +68,10 @@ def _numbers(answer: str) -> list[Decimal | None]:
 
 
 def before_stop(answer: str, stops: Iterable[str]) -> str:
-    """An answer up to the first of some strings, without blanks round it."""
-    return answer.lstrip()[: stop_place(answer, stops)].strip()
+    """An answer up to the first of some strings; blanks stay as they are."""
+    place = stop_place(answer, stops)
+    blanks = len(answer) - len(answer.lstrip())
+    return answer if place is None else answer[: blanks + place]
 
 
 def stop_place(answer: str, stops: Iterable[str]) -> int | None:

@@ -74,10 +74,8 @@ def rouge_zh(wanted: str, said: str) -> float:
 
 
 def class_share(expected: Sequence[str], said: str, classes: Sequence[str]) -> float:
-    """1 by the number of classes that are named, if the right one is among them."""
-    (right, *_) = expected
-    named = [each for each in classes if each in said and (each == right or each not in right)]
-    return 1 / len(named) if right in named else 0.0
+    """1 by the number of classes that are named, if a right one is among them."""
+    return max(_class_share(right, said, classes) for right in expected)
 
 
 def number_share(wanted: str, said: str) -> float:
@@ -163,6 +161,11 @@ def _best_of(
     compare: Compare, expected: Sequence[str], said: str, classes: Sequence[str] = ()
 ) -> float:
     return max(compare(each, said) for each in expected)
+
+
+def _class_share(right: str, said: str, classes: Sequence[str]) -> float:
+    named = [each for each in classes if each in said and (each == right or each not in right)]
+    return 1 / len(named) if right in named else 0.0
 
 
 def _f1(wanted: Iterable[str], found: Iterable[str]) -> float:

@@ -54,9 +54,11 @@ def judge_answer(
         classes: That an answer chooses from, where there are some.
     """
     kind, expected = SETS[name], tuple(expected)
-    text = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
-    text = before_stop(text, kind.stop)
-    score = None if kind.metric is None else kind.metric.score(expected, text, classes)
+    whole = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
+    said = before_stop(whole, kind.stop)
+    text = said.strip()
+    # Blanks count where a line of code is compared.
+    score = None if kind.metric is None else kind.metric.score(expected, said, classes)
     if kind.metric is None:
         right = kind.is_right(expected, text)
     else:
