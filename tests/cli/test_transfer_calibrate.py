@@ -34,7 +34,8 @@ def test_codec_picture_record_and_progress(
     shown, said = capsys.readouterr()
     assert "base to special" in shown
     assert "of raw bfloat16" in shown
-    for stage in ("reading for moments: 6 of 6", "restoring layers: 3 of 3", "measuring payloads"):
+    stages = ("reading for moments: 6 of 6", "restoring layers: 3 of 3", "measuring payloads")
+    for stage in (*stages, "refining decoders: 2 of 2"):
         assert stage in said
     assert "serve it: kvfold transfer serve new/codec" in said
     codec = Codec.load("new/codec")
@@ -43,6 +44,8 @@ def test_codec_picture_record_and_progress(
     record = codec.record
     assert record["models"] == {"producer": "base", "consumer": "special"}
     assert str(record["command"]).startswith("kvfold")
+    refined = record["refined"]
+    assert isinstance(refined, dict) and refined["texts"] == 4
     curve, growth = record["curve"], record["growth"]
     assert isinstance(curve, list) and isinstance(growth, dict)
     assert [share for share, _ in curve] == sorted(share for share, _ in curve)
@@ -106,6 +109,8 @@ def test_two_tokenizers_are_refused(
         (["--out", "fresh", "--resume"], "fresh holds no state of a calibration"),
         (["--out", "held"], "held holds a calibration"),
         (["--count", "0"], "--count 0 is below 1"),
+        (["--refine", "-1"], "--refine -1 is below 0: give 0"),
+        (["--continuation", "0"], "--continuation 0 is below 1"),
         (["--tokens", "71"], "--tokens 71 is too short to measure by: give at least 72"),
         (["--patches", "-1"], "patches -1 is not 0 or more"),
         (["--widths", "3"], "widths (3,) is not some of"),

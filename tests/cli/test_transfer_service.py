@@ -128,7 +128,7 @@ def test_without_a_producer_the_answer_is_the_consumers_own(
         (["--prefix", "none"], "cannot read 'none'"),
         (["--method", "nothing"], "nothing"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0 is below 1"),
-        (["--rounds", "-1"], "--rounds -1 is below 1"),
+        (["--rounds", "-1"], "--rounds -1 is below 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -10,7 +10,9 @@ from kvfold.cli.app import run
 from tests.tiny import tiny_model
 from tests.tiny_folder import POSITIONS, byte_tokenizer
 
-QUICK = ("--texts", "text.txt", "--count", "6", "--tokens", "96", "--patches", "1")
+QUICK = (
+    "--texts", "text.txt", "--count", "6", "--refine", "4", "--tokens", "96", "--patches", "1",
+)  # fmt: skip
 
 
 def save_pair(folder: Path) -> tuple[str, str]:

@@ -78,6 +78,17 @@ def check_counts(**counts: int | None) -> None:
             raise ConfigError(f"{option} {value} is below 1: give a positive number of tokens")
 
 
+def check_extras(**counts: int) -> None:
+    """Refuse numbers below 0, each given by its option's name.
+
+    Raises:
+        ConfigError: Naming the option.
+    """
+    for name, value in counts.items():
+        if value < 0:
+            raise ConfigError(f"--{name} {value} is below 0: give 0 to leave it out, or more")
+
+
 def check_temperature(temperature: float) -> None:
     """Refuse a negative temperature, and one that is not a number.
 

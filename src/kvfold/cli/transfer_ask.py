@@ -14,6 +14,7 @@ from kvfold.artifacts import format_bytes
 from kvfold.cli.checks import (
     check_budget,
     check_counts,
+    check_extras,
     check_methods,
     check_model,
     check_temperature,
@@ -155,7 +156,8 @@ def _checked(given: Mapping[str, Any]) -> str:
         raise ConfigError("the prompt is empty: give what follows the prefix")
     check_methods([given["method"]])
     check_budget(given["budget"])
-    check_counts(max_new_tokens=given["max_new_tokens"], rounds=given["rounds"] or None)
+    check_counts(max_new_tokens=given["max_new_tokens"])
+    check_extras(rounds=given["rounds"])
     check_temperature(given["temperature"])
     check_model(given["model"], given["dtype"])
     check_port(given["port"], least=1)

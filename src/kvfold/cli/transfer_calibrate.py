@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvfold.cli.checks import check_counts, check_model
+from kvfold.cli.checks import check_counts, check_extras, check_model
 from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
 from kvfold.cli.files import output_folder
 from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
@@ -119,8 +119,7 @@ def calibrate(
     for name in (producer, consumer):
         check_model(name, dtype)
     check_counts(count=count, tokens=tokens, continuation=continuation)
-    if refine < 0:
-        raise ConfigError(f"--refine {refine} is below 0: give 0 to leave it out, or more")
+    check_extras(refine=refine)
     folder = output_folder(out)
     _check_state(folder, resume=resume)
     if payload is None and max_kl is None:
