@@ -199,7 +199,8 @@ def _asked(link: Link, options: argparse.Namespace, key: Path, prefix: Path) -> 
     command = _kvfold(link, link.second, "ask", *given, *patience, *measured)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"asking failed: {done.stderr.strip().splitlines()[-1]}")
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise ConfigError(f"asking failed: {said}")
     told = json.loads(done.stdout)
     for each in (told, told["rounds"][0]["codes"]):
         if each["source"] != "producer":
