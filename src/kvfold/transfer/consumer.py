@@ -239,8 +239,8 @@ class Consumer:
     ) -> KVCache:
         model = self._receiver.endpoint.model
         cache = full_cache(model) if into is None else into
-        attended = None if mask is None else mask.long()
-        prefill(model, ids, cache, attention_mask=attended)
+        attended = None if mask is None else mask.long().to(model.device)
+        prefill(model, ids.to(model.device), cache, attention_mask=attended)
         return cache
 
     async def _receive(self, question: _Question) -> KVCache:
