@@ -9,7 +9,7 @@ import kvfold
 from kvfold.cache import CACHE_KEYWORD, prefill
 from kvfold.errors import ConfigError, TransferError
 from kvfold.transfer.codec import Codec
-from kvfold.transfer.coder import encode_layer
+from kvfold.transfer.coder import decode_layer, encode_layer
 from kvfold.transfer.ends import Receiver, Sender
 from kvfold.transfer.wire import Limits, MessageReader, MessageWriter, ids_digest
 from tests.contract import left_padded
@@ -61,6 +61,25 @@ def test_tensors_that_the_codec_does_not_have_are_refused(ends, change):
     sender, receiver = ends
     with pytest.raises(TransferError, match="layer 0"):
         receiver.decode(altered(sender, change), ids=IDS)
+
+
+@pytest.mark.parametrize("method", ["full", "knorm", "snapkv"])
+def test_what_is_decoded_has_no_graph(method: str, monkeypatch):
+    """Although a patched layer's goes through weights of the consumer, which want gradients."""
+    base, other = tiny_pair()
+    codec, ids = quick_codec(base, other, tiny_texts(4), patches=(1,)), tiny_ids(1, 40)
+    found = []
+
+    def noted(*arguments):
+        found.extend(decode_layer(*arguments))
+        return found[-2:]
+
+    monkeypatch.setattr("kvfold.transfer.ends.decode_layer", noted)
+    into = None if method == "full" else kvfold.make_cache(other, method, budget=12)
+    codec.decode(other, codec.encode(base, ids), ids=ids, into=into)
+    assert all(weight.requires_grad for weight in other.parameters())
+    assert len(found) == 2 * len(codec.coders)
+    assert not any(states.requires_grad for states in found)
 
 
 def test_lengths_that_do_not_fit_are_refused(ends):

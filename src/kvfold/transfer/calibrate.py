@@ -92,8 +92,8 @@ def calibrate(
     _require_texts(texts, refine, settings)
     pair = Pair(Endpoint(producer), Endpoint(consumer))
     place = None if folder is None else Path(folder)
-    told = {"folder": place, "tell": _teller(on_progress)}
-    return Run(pair, texts, settings, target, refine=refine, **told).codec()
+    tell = _teller(on_progress)
+    return Run(pair, texts, settings, target, refine=refine, folder=place, tell=tell).codec()
 
 
 def _teller(on_progress: OnProgress | None) -> Callable[[str], Tell]:

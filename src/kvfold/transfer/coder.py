@@ -79,7 +79,7 @@ def encode_layer(coder: Coder, trace: Trace, layer: int) -> dict[str, torch.Tens
 def decode_layer(
     coder: Coder, consumer: Endpoint, layer: int, packed: dict[str, torch.Tensor], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A consumer's states of one layer.
+    """A consumer's states of one layer, with the coder's graph.
 
     Args:
         coder: How the layer travelled.

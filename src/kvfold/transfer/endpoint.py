@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
-from kvfold.cache.prefill import prefill
+from kvfold.cache.prefill import CACHE_KEYWORD, prefill
 from kvfold.errors import UnsupportedModelError
 from kvfold.models import (
     anatomy_of,
@@ -176,7 +176,7 @@ class Endpoint:
         return keys if angle is None else unrotate(keys, *angle, interleaved=pairs)
 
     def project(self, layer: int, part: Part, inputs: torch.Tensor) -> torch.Tensor:
-        """Keys before RoPE, values or queries of what the attention is given.
+        """Keys before RoPE, values or queries of what the attention is given, with their graph.
 
         Args:
             layer: Whose own projection and norm are used.
@@ -194,6 +194,23 @@ class Endpoint:
             full = self.anatomy.qk_norm == "full"
             by_token = norm(by_token.flatten(2) if full else by_token)
         return by_token.reshape(len(inputs), -1).float()
+
+    def continued(self, cache: Cache, ids: torch.Tensor) -> torch.Tensor:
+        """What the model says of tokens after a cache, with the graph of both.
+
+        Args:
+            cache: Of what stands before them, without padding; it takes them in.
+            ids: Token ids, `[B, C]`.
+
+        Returns:
+            Logits, `[B, C, V]`.
+        """
+        start, count = cache.get_seq_length(), ids.shape[1]
+        positions = torch.arange(start, start + count, device=ids.device)[None]
+        output = self.model(
+            input_ids=ids, position_ids=positions, use_cache=True, **{CACHE_KEYWORD: cache}
+        )
+        return output.logits
 
 
 def positions_of(length: int, tokens: torch.Tensor | None, device: torch.device) -> torch.Tensor:

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvfold.cache import CACHE_KEYWORD
 from kvfold.errors import ConfigError
 from kvfold.ops.divergence import kl_divergence
 from kvfold.transfer.assemble import Assembly
 from kvfold.transfer.coder import Coder, decode_layer, encode_layer, moved
-from kvfold.transfer.endpoint import Endpoint, attention_inputs
+from kvfold.transfer.endpoint import attention_inputs
 from kvfold.transfer.streams import Pair
 
 States = tuple[torch.Tensor, torch.Tensor]
@@ -114,17 +113,10 @@ class Probes:
     @torch.no_grad()
     def _logits(self, states: Mapping[int, States]) -> torch.Tensor:
         """Logits of the continuation, `[P, C, V]`."""
-        endpoint: Endpoint = self._consumer
-        assembly = Assembly(endpoint, self._lengths)
-        for layer in endpoint.layers:
+        assembly = Assembly(self._consumer, self._lengths)
+        for layer in self._consumer.layers:
             assembly.put(layer, *states.get(layer, self.own[layer]))
-        start, count = self._lengths[0], self._rest.shape[1]
-        positions = torch.arange(start, start + count, device=self._rest.device)[None]
-        cache = {CACHE_KEYWORD: assembly.finish()}
-        output = endpoint.model(
-            input_ids=self._rest, position_ids=positions, use_cache=True, **cache
-        )
-        return output.logits
+        return self._consumer.continued(assembly.finish(), self._rest)
 
 
 def _share(found: torch.Tensor, own: torch.Tensor) -> float:

@@ -12,7 +12,6 @@ payload and producer are not concerned.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,10 +21,10 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from kvfold.cache import CACHE_KEYWORD
 from kvfold.models import frozen
 from kvfold.ops.divergence import kl_divergence
 from kvfold.ops.ridge import Moments
+from kvfold.tensorfile import digest_of
 from kvfold.training import CHECKPOINT, StepOutcome, TrainingRecord, TrainingSettings, train
 from kvfold.transfer.coder import (
     Coder,
@@ -249,20 +248,19 @@ class DecoderLearner:
         """Nothing to take back."""
 
     def identity(self) -> Mapping[str, object]:
-        """Codes, texts and settings."""
-        digest = hashlib.sha256()
-        for tensor in [*tensors_of(self._encoders).values(), *self._texts]:
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return {"codes and texts": digest.hexdigest(), "settings": asdict(self._settings)}
+        """Coders as they came, texts and settings."""
+        texts = {f"text {number}": text for number, text in enumerate(self._texts)}
+        digest = digest_of("", tensors_of(self._encoders) | texts)
+        return {"coders and texts": digest, "settings": asdict(self._settings)}
 
     def _loss(self, ids: torch.Tensor) -> torch.Tensor:
         """Mean divergence of the consumer's predictions after the prefixes of texts `[B, T]`."""
-        count = self._probes.continuation
-        prefix, rest = ids[:, :-count], ids[:, -count:].to(self._pair.consumer.model.device)
+        consumer, count = self._pair.consumer, self._probes.continuation
+        prefix, rest = ids[:, :-count], ids[:, -count:].to(consumer.model.device)
         with torch.no_grad():
-            own = self._logits(self._own(prefix), rest)
-        with frozen(self._pair.consumer.model):
-            said = self._logits(self._decoded(prefix), rest)
+            own = consumer.continued(self._own(prefix), rest)
+        with frozen(consumer.model):
+            said = consumer.continued(self._decoded(prefix), rest)
         return kl_divergence(own, said).mean()
 
     def _own(self, prefix: torch.Tensor) -> DynamicCache:
@@ -284,21 +282,12 @@ class DecoderLearner:
                 self._decoders.coder(layer), consumer, layer, packed, rows * length
             )
             heads = consumer.anatomy.layers[layer].heads.kv_heads
-            keys, values = (
-                each.view(rows, length, heads, -1).transpose(1, 2).to(consumer.model.dtype)
-                for each in states
-            )
-            cache.update(consumer.turn(layer, keys, turns), values, layer)
+            keys, values = (each.view(rows, length, heads, -1).transpose(1, 2) for each in states)
+            # Turned before they are rounded, as `Assembly` fills a cache.
+            turned = consumer.turn(layer, keys, turns)
+            dtype = consumer.model.dtype
+            cache.update(turned.to(dtype), values.to(dtype), layer)
         return cache
-
-    def _logits(self, cache: DynamicCache, rest: torch.Tensor) -> torch.Tensor:
-        """What the consumer says of the tokens after a prefix, `[B, C, V]`."""
-        start, count = cache.get_seq_length(), rest.shape[1]
-        positions = torch.arange(start, start + count, device=rest.device)[None]
-        output = self._pair.consumer.model(
-            input_ids=rest, position_ids=positions, use_cache=True, **{CACHE_KEYWORD: cache}
-        )
-        return output.logits
 
 
 def _key(name: str, layer: int) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from kvfold.cache import CACHE_KEYWORD, KVCache, prefill
+from kvfold.cache import KVCache, prefill
 from kvfold.ops.divergence import kl_divergence
 from kvfold.transfer.assemble import full_cache
 from kvfold.transfer.baselines import BASELINES, Baseline, HandedOver, hand_over_by
@@ -166,15 +166,7 @@ class Track:
     @torch.no_grad()
     def _continued(self, cache: KVCache) -> torch.Tensor:
         """Logits `[1, C, V]` of the continuation, after a cache of the whole prefix."""
-        start, count = self._prefix.shape[1], self._rest.shape[1]
-        positions = torch.arange(start, start + count, device=self._rest.device)[None]
-        output = self._consumer.model(
-            input_ids=self._rest,
-            position_ids=positions,
-            use_cache=True,
-            **{CACHE_KEYWORD: cache},
-        )
-        return output.logits
+        return self._consumer.continued(cache, self._rest)
 
     def _entrant(self, payload: int, logits: torch.Tensor) -> Entrant:
         found = logits[0, :-1].float().log_softmax(-1).gather(-1, self._rest[0, 1:, None])
