@@ -16,7 +16,7 @@ import kvfold
 from bench.peers import exchange, run
 from kvfold.cache import prefill
 from kvfold.errors import ArtifactError, ConfigError
-from kvfold.evaluation.batch_decoding import left_padded
+from kvfold.evaluation.batch_decoding import Answer, left_padded
 from kvfold.evaluation.fidelity import Fidelity, draw_all, evaluate
 from kvfold.evaluation.fidelity_export import NUMBERS, write_report
 from kvfold.evaluation.fidelity_record import read_fidelity
@@ -28,6 +28,7 @@ from kvfold.evaluation.peers import (
     ANSWERS,
     QUESTIONS,
     PeerAnswer,
+    _ended,
     add_answers,
     same_as_full,
     write_questions,
@@ -308,6 +309,14 @@ def test_answers_are_judged_as_our_own(
         for each in report_of(whole).summaries
     }
     assert titles["niah"] == "niah: 1 to 6 samples"
+
+
+def test_a_peers_answer_ends_at_the_strings_of_its_set() -> None:
+    tokens = TOKENIZER.encode("\nred\nDialogue", add_special_tokens=False)
+    found = _ended(TOKENIZER, tokens, len(tokens), ("\n",))
+    assert (TOKENIZER.decode(found.tokens), found.is_cut) == ("\nred\n", False)
+    assert _ended(TOKENIZER, tokens, len(tokens), ("Q:",)) == Answer(tokens, True)
+    assert _ended(TOKENIZER, tokens, len(tokens), ()) == Answer(tokens, True)
 
 
 def test_merging_again_changes_nothing(

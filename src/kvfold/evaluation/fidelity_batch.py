@@ -11,9 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.cache import CacheReport, KVCache
 from kvfold.errors import KVFoldError
-from kvfold.evaluation.answers import stop_place
 from kvfold.evaluation.batch_decoding import Answer, BatchDecoder, answer_greedily
-from kvfold.evaluation.generation import stop_tokens
+from kvfold.evaluation.generation import has_end, stop_tokens
 from kvfold.evaluation.metering import Metered
 from kvfold.evaluation.prompt_batch import PromptBatch
 from kvfold.evaluation.sample import Protocol, Sample
@@ -192,18 +191,12 @@ class BatchRunner:
     def _is_said(self, answer: Answer, found: list[int], until: tuple[str, ...]) -> bool:
         """Whether tokens found likeliest, one after the other, are an answer and its end."""
         length = len(answer.tokens)
-        ends = answer.is_cut or self._has(until, answer.tokens) or found[length] in self._stop
+        is_ended = has_end(self._tokenizer, answer.tokens, until)
+        ends = answer.is_cut or is_ended or found[length] in self._stop
         return found[:length] == answer.tokens and ends
 
     def _answer(
         self, decoder: BatchDecoder, limit: int, until: tuple[str, ...]
     ) -> tuple[list[Answer], list[torch.Tensor]]:
-        is_done = partial(self._has, until)
+        is_done = partial(has_end, self._tokenizer, stops=until)
         return answer_greedily(decoder, limit=limit, stop=self._stop, is_done=is_done)
-
-    def _has(self, until: tuple[str, ...], tokens: Sequence[int]) -> bool:
-        """Whether some tokens have a string in them that ends an answer."""
-        if not until:
-            return False
-        text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
-        return stop_place(text, until) is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.cache import KVCache, prefill
 from kvfold.errors import ConfigError
+from kvfold.evaluation.answers import stop_place
 
 Sampler = Callable[[torch.Tensor], torch.Tensor]
 """From logits `[B, V]` to the next tokens `[B]`."""
@@ -49,6 +50,16 @@ def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     named = None if settings is None else settings.eos_token_id
     ends = named if isinstance(named, list) else [named]
     return frozenset(end for end in [*ends, tokenizer.eos_token_id] if end is not None)
+
+
+def has_end(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str]
+) -> bool:
+    """Whether tokens of an answer have a string in them that ends it."""
+    if not stops:
+        return False
+    text = str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    return stop_place(text, stops) is not None
 
 
 def decode_step(model: PreTrainedModel, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:

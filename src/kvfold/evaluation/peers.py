@@ -9,7 +9,7 @@ tokens, with the distance to the peer's own full cache and the bytes held, and a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,8 +23,9 @@ from kvfold.evaluation.batch_decoding import Answer
 from kvfold.evaluation.fidelity import Fidelity, digests, draw_all
 from kvfold.evaluation.fidelity_rows import Row, RowStore, key_of
 from kvfold.evaluation.fidelity_settings import FULL
-from kvfold.evaluation.generation import stop_tokens
+from kvfold.evaluation.generation import has_end, stop_tokens
 from kvfold.evaluation.sample import Sample
+from kvfold.evaluation.samples import SETS
 from kvfold.evaluation.statistics import Share
 from kvfold.evaluation.verdict import NO_VERDICT, judge_answer
 from kvfold.models import fingerprint
@@ -237,7 +238,7 @@ def _row(
             tokenizer,
             question.set,
             question.expected,
-            Answer(answer.tokens, len(answer.tokens) == limit),
+            _ended(tokenizer, answer.tokens, limit, SETS[question.set].stop),
             full_is_cut=full.answer_tokens == limit,
             classes=question.classes,
         )
@@ -260,6 +261,15 @@ def _row(
         bytes_fast=answer.bytes_held,
         **asdict(verdict),
     )
+
+
+def _ended(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], limit: int, stops: Sequence[str]
+) -> Answer:
+    """A peer's answer up to the first string that ends one: peers know of none."""
+    counts = range(1, len(tokens) + 1) if stops else ()
+    end = next((count for count in counts if has_end(tokenizer, tokens[:count], stops)), None)
+    return Answer(tokens[:end], end is None and len(tokens) == limit)
 
 
 def _full(rows: Iterable[Row]) -> dict[tuple[str, int, int], Row]:
