@@ -6,9 +6,11 @@ and computes nothing.
 
 import pytest
 
+import kvfold.transfer.consumer
 import kvfold.transfer.endpoint
 import kvfold.transfer.probes
 from kvfold.transfer.coder import translators
+from kvfold.transfer.consumer import Consumer, ConsumerSettings
 from kvfold.transfer.endpoint import Endpoint
 from kvfold.transfer.probes import Probes
 from kvfold.transfer.streams import Pair
@@ -33,6 +35,19 @@ def test_a_model_is_given_its_texts_on_its_own_device(monkeypatch):
     monkeypatch.setattr(kvfold.transfer.endpoint, "prefill", prefill)
     with pytest.raises(Read):
         endpoint.read(tiny_ids(2, 8), mask=left_padded([8, 5], 8))
+    assert seen == ["meta", "meta"]
+
+
+def test_a_consumer_without_producer_reads_on_its_models_device(monkeypatch):
+    base, other = tiny_pair()
+    receiver, seen = quick_codec(base, other, tiny_texts(4)).receiver(other), []
+    other.to("meta")
+
+    def prefill(model, ids, cache, *, attention_mask):
+        seen.extend([ids.device.type, attention_mask.device.type])
+
+    monkeypatch.setattr(kvfold.transfer.consumer, "prefill", prefill)
+    Consumer(receiver, ConsumerSettings(port=1))._read(tiny_ids(2, 8), left_padded([8, 5], 8))
     assert seen == ["meta", "meta"]
 
 
