@@ -161,8 +161,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_rates_take_turns_and_spreads_are_told(
-    turns: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    turns: list[float],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
     given = ["--prefix", "prefix.txt", "--rates", "10,1000", "--rounds", "2"]
     assert main([*given, "--out", str(tmp_path)]) == 0
     assert turns == [1e7, 1e9, 1e7, 1e9]

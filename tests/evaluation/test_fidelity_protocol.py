@@ -160,9 +160,9 @@ def test_resume_takes_other_lengths_as_they_are(
     batches: list[list[int]] = []
     refer = BatchRunner.refer
 
-    def count(self, batch, *, limit):
+    def count(self, batch, **options):
         batches.append([len(sample.prompt) for sample in batch])
-        return refer(self, batch, limit=limit)
+        return refer(self, batch, **options)
 
     monkeypatch.setattr(BatchRunner, "refer", count)
     again = evaluate(model, TOKENIZER, SETTINGS, folder=evaluated[1], resume=True)
@@ -179,9 +179,9 @@ def test_one_batch_is_in_memory_at_a_time(
     others: list[int] = []
     refer = BatchRunner.refer
 
-    def count(self, batch, *, limit):
+    def count(self, batch, **options):
         others.append(len(alive))
-        reference = refer(self, batch, limit=limit)
+        reference = refer(self, batch, **options)
         alive.add(reference.prompts)
         return reference
 
