@@ -9,12 +9,14 @@ learns what is left, and starts at nothing.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from kvfold.errors import ConfigError
 from kvfold.transfer.translator import Translator
 
 
@@ -122,6 +124,21 @@ def train_aligner(
             best = min(best, (error, _copy(aligner)), key=_by)
     aligner.load_state_dict(best[1])
     return aligner.eval().requires_grad_(False)
+
+
+def stored_aligner(aligner: Aligner, dtype: torch.dtype) -> Aligner:
+    """A copy of an aligner in the type that it is stored in, which learns no more.
+
+    Raises:
+        ConfigError: When it does not fit.
+    """
+    kept = copy.deepcopy(aligner).to(dtype)
+    if not all(bool(tensor.isfinite().all()) for tensor in kept.state_dict().values()):
+        raise ConfigError(
+            f"an aligner has numbers beyond {dtype}: store it in float32, or leave aligners out by "
+            "a hidden width of 0"
+        )
+    return kept.eval().requires_grad_(False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

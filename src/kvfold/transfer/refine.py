@@ -36,7 +36,7 @@ from kvfold.transfer.coder import (
     translators,
 )
 from kvfold.transfer.endpoint import positions_of
-from kvfold.transfer.patch import Aligner, Patch
+from kvfold.transfer.patch import Aligner, Patch, stored_aligner
 from kvfold.transfer.probes import Probes
 from kvfold.transfer.settings import RefineSettings
 from kvfold.transfer.storage import tensors_of
@@ -187,12 +187,9 @@ class Decoders(nn.Module):
         if isinstance(before, Reuse):
             return Reuse(now["key"], now["value"])
         aligner = self._aligner(layer)
-        if aligner is None:
-            return Patch(now["hidden"], None)
-        kept = copy.deepcopy(aligner)
-        for tensor in [*kept.parameters(), *kept.buffers()]:
-            tensor.data = stored(tensor.detach(), dtypes["hidden"])
-        return Patch(now["hidden"], kept.eval().requires_grad_(False))
+        if aligner is not None:
+            aligner = stored_aligner(aligner, dtypes["hidden"])
+        return Patch(now["hidden"], aligner)
 
     def _change(self, name: str, layer: int) -> Change:
         found = self.changes[_key(name, layer)]

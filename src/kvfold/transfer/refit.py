@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from kvfold.errors import ConfigError
 from kvfold.ops.ridge import Moments, ridge, square_root
 from kvfold.transfer.coder import Coder, Reuse, translators
-from kvfold.transfer.patch import AlignerSettings, Patch, train_aligner
+from kvfold.transfer.patch import AlignerSettings, Patch, stored_aligner, train_aligner
 from kvfold.transfer.streams import Pair, Place
 from kvfold.transfer.translator import Translator, stored
 
@@ -98,10 +97,4 @@ def aligned(
     codes = inputs.received(packed, len(rows))
     root = None if metric is None else square_root(metric)
     aligner = train_aligner(codes, missed, settings, generator, root)
-    kept, dtype = aligner.to(inputs.decoder.dtype), inputs.decoder.dtype
-    if not all(bool(tensor.isfinite().all()) for tensor in kept.state_dict().values()):
-        raise ConfigError(
-            f"an aligner has numbers beyond {dtype}: store it in float32, or leave aligners out by "
-            "a hidden width of 0"
-        )
-    return Patch(inputs, kept)
+    return Patch(inputs, stored_aligner(aligner, inputs.decoder.dtype))
