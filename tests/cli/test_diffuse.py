@@ -133,11 +133,14 @@ def test_a_bench_shows_all_caches_and_writes_files(
     assert diffuse("bench", *options, "--out", "new/b", "--caches", "spa:ratio=0.2,dkv") == 0
     shown, said = capsys.readouterr()
     assert "adder, 3 held-out additions, 16 tokens to write" in shown
+    shown, parts = shown.split("milliseconds of a step")
     rows = {line.split("│")[1].strip(): line for line in shown.splitlines() if "│" in line}
     assert list(rows) == ["none", "spa:ratio=0.2", "dkv"]
+    parts = {line.split("│")[1].strip() for line in parts.splitlines() if "│" in line}
+    assert parts >= {"MLP", "attention", "selection", "logits", "sampling", "other", "all"}
     assert "1.00 (1.00 to 1.00)" in rows["none"]
     assert "100.0%" in rows["none"]
-    assert "round 2 of 2: dkv" in said
+    assert "round 2 of 2, turn 1: dkv" in said
     assert imread("new/b/bench-diffusion.png").ndim == 3
     document = json.loads(Path("new/b/bench-diffusion.json").read_text(encoding="utf-8"))
     assert [each["cache"] for each in document["outcomes"]] == list(rows)
@@ -147,6 +150,9 @@ def test_a_bench_shows_all_caches_and_writes_files(
     assert (none["agreement"], len(none["seconds"]["samples"])) == (1.0, 2)
     ratio = spa["tokens_per_second"]["samples"][1] / none["tokens_per_second"]["samples"][1]
     assert spa["times_none"]["samples"][1] == pytest.approx(ratio)
+    turns = [none["seconds"]["samples"][i] / spa["seconds"]["samples"][i] for i in range(2)]
+    assert spa["times_none_by_turn"]["samples"] == pytest.approx(turns), "one turn a round"
+    assert sum(spa["step_seconds"].values()) * 12 == pytest.approx(sum(spa["seconds"]["samples"]))
     assert 0 <= spa["right"] <= 1
     assert spa["report"]["share"] < 1
 

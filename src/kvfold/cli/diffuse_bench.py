@@ -111,8 +111,9 @@ def bench(
 ) -> None:
     """Measure caches side by side: tokens a second, and agreement with no cache.
 
-    All write after the same prompts, in turns (A B C A B C), so that a busy machine slows all of
-    them alike. Additions are also marked right or wrong.
+    All write after the same prompts, in turns of 32 steps (A B C A B C), so that a busy machine
+    slows all of them alike. On a CPU a second table says where the time of a step goes. Additions
+    are also marked right or wrong.
     """
     folder = None if out is None else output_folder(out)
     check_writing(locals())
@@ -154,7 +155,7 @@ def _race(
         sampler=choice.make(model),
         rounds=rounds,
         seed=given["seed"],
-        on_lap=lambda name, number: note(f"round {number} of {rounds}: {name}"),
+        on_turn=lambda name, number, turn: note(f"round {number} of {rounds}, turn {turn}: {name}"),
     )
 
 
@@ -223,6 +224,9 @@ def _show(
     stdout().print(
         table([*columns, *(["right"] if task.exam else [])], _rows(runners, task), title=title)
     )
+    if parts := runners[0].step_seconds:
+        names = ["part", *(runner.name for runner in runners)]
+        stdout().print(table(names, _parts(runners, parts), title="milliseconds of a step"))
 
 
 def _rows(runners: Sequence[Runner], task: Task) -> Iterable[list[object]]:
@@ -231,7 +235,7 @@ def _rows(runners: Sequence[Runner], task: Task) -> Iterable[list[object]]:
         row: list[object] = [
             runner.name,
             f"{_spread(runner.tokens_per_second):.1f}",
-            None if (times := _times(runner, base)) is None else f"{times:.2f}",
+            _told_times(runner, base),
             f"{runner.agreement:.1%}",
             runner.report.steps,
             f"{runner.report.share:.0%}",
@@ -251,6 +255,8 @@ def _document(
             "cache": runner.name,
             "tokens_per_second": _spread(runner.tokens_per_second).to_dict(),
             "times_none": None if (times := _times(runner, base)) is None else times.to_dict(),
+            "times_none_by_turn": None if (by := _by_turn(runner, base)) is None else by.to_dict(),
+            "step_seconds": runner.step_seconds,
             "seconds": _spread(runner.seconds).to_dict(),
             "first_tokens_seconds": _spread(runner.first_seconds).to_dict(),
             "agreement": runner.agreement,
@@ -296,6 +302,34 @@ def _times(runner: Runner, base: Runner) -> Spread | None:
     if not base.new_tokens:
         return None
     return divide(runner.tokens_per_second, base.tokens_per_second)
+
+
+def _by_turn(runner: Runner, base: Runner) -> Spread | None:
+    """The same turn by turn; None if the two have not decided alike many tokens in each."""
+    from kvfold.bench.spread import divide
+
+    if runner.report.steps != base.report.steps:
+        return None
+    return divide(base.turns, runner.turns)
+
+
+def _told_times(runner: Runner, base: Runner) -> str | None:
+    """Times no cache, of all rounds, with the range of the turns or else of the rounds."""
+    times = _times(runner, base)
+    if times is None:
+        return None
+    by = _by_turn(runner, base) or times
+    if len(by.samples) == 1:
+        return f"{times.median:.2f}"
+    return f"{times.median:.2f} ({by.lowest:.2f} to {by.highest:.2f})"
+
+
+def _parts(runners: Sequence[Runner], names: Iterable[str]) -> Iterable[list[object]]:
+    """Milliseconds of a step, a row a part."""
+    found = [runner.step_seconds for runner in runners]
+    for name in dict.fromkeys([*names, *(name for each in found for name in each)]):
+        yield [name, *(f"{1e3 * each.get(name, 0.0):.2f}" for each in found)]
+    yield ["all", *(f"{1e3 * sum(each.values()):.2f}" for each in found)]
 
 
 def _spread(samples: tuple[float, ...]) -> Spread:

@@ -10,6 +10,7 @@ import torch
 from kvfold.diffusion.caches import DiffusionCache, make_cache
 from kvfold.diffusion.canvas import Canvas, Prompts, blank_canvas
 from kvfold.diffusion.model import DiffusionModel
+from kvfold.diffusion.parts import part
 from kvfold.diffusion.samplers import SAMPLERS, RowNoise, Sampler
 from kvfold.diffusion.work import DiffusionReport
 
@@ -130,9 +131,14 @@ class Writing:
         self._ids = canvas.generated(canvas.ids).clone()
         self._bytes = self._state.nbytes
 
+    @property
+    def done(self) -> bool:
+        """Whether every row is finished."""
+        return not len(self._canvas.ids)
+
     def __iter__(self) -> Iterator[Frame]:
         """A frame after each step."""
-        while len(self._canvas.ids):
+        while not self.done:
             with torch.no_grad():
                 changed = self._step()
             yield Frame(self._canvas.step, self._ids.clone(), changed)
@@ -161,7 +167,9 @@ class Writing:
         canvas = self._canvas
         self._sampler.aim(canvas)
         counts = canvas.wanted.sum(dim=1).tolist()
-        proposed, sure = self._sampler.propose(self._logits(), counts, self._noise)
+        logits = self._logits()
+        with part("sampling"):
+            proposed, sure = self._sampler.propose(logits, counts, self._noise)
         tokens = canvas.ids.masked_scatter(canvas.wanted, proposed)
         confidence = torch.full(canvas.ids.shape, -torch.inf, device=sure.device, dtype=sure.dtype)
         confidence = canvas.generated(confidence.masked_scatter(canvas.wanted, sure))
