@@ -130,7 +130,8 @@ def test_a_bench_shows_all_caches_and_writes_files(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--model", model, "--rows", "3", "--rounds", "2", "--steps", "6", "--threads", "1"]
-    assert diffuse("bench", *options, "--out", "new/b", "--caches", "spa:ratio=0.2,dkv") == 0
+    options += ["--caches", "spa:ratio=0.2,dkv"]
+    assert diffuse("bench", *options, "--out", "new/b", "--follow") == 0
     shown, said = capsys.readouterr()
     assert "adder, 3 held-out additions, 16 tokens to write" in shown
     shown, parts = shown.split("milliseconds of a step")
@@ -146,7 +147,12 @@ def test_a_bench_shows_all_caches_and_writes_files(
     assert [each["cache"] for each in document["outcomes"]] == list(rows)
     assert document["settings"]["model"] == "adder"
     assert document["settings"]["steps"] == 6
-    none, spa, _ = document["outcomes"]
+    none, spa, dkv = document["outcomes"]
+    assert none["followed"] is None
+    assert len(spa["followed"]["divergences"]) == 6
+    assert spa["followed"]["divergences"][0] < 1e-5
+    assert len(dkv["followed"]["same"]) == 3 * 16
+    assert f"{sum(dkv['followed']['same']) / 48:.1%}" in rows["dkv"]
     assert (none["agreement"], len(none["seconds"]["samples"])) == (1.0, 2)
     ratio = spa["tokens_per_second"]["samples"][1] / none["tokens_per_second"]["samples"][1]
     assert spa["times_none"]["samples"][1] == pytest.approx(ratio)
