@@ -247,6 +247,33 @@ def test_a_model_is_adapted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert as_json(capsys, *options)["report"]["rows"] == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "rate", "rank"),
+    [
+        ([], 3e-4, None),
+        (["--lora-rank", "2"], 1e-3, 2),
+        (["--lora-rank", "2", "--learning-rate", "0.002"], 2e-3, 2),
+    ],
+    ids=["all", "lora", "rate"],
+)
+def test_what_learns_has_its_own_rate(
+    options: list[str],
+    rate: float,
+    rank: int | None,
+    plain: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("text.txt").write_text("One day, it rained on the roof. " * 300, encoding="utf-8")
+    options += ["--model", plain, "--texts", "text.txt", "--mask-token-id", "0", "--rows", "2"]
+    document = as_json(capsys, "adapt", *options, "--validation", "2", *SHORT)
+    assert document["settings"]["learning_rate"] == rate
+    assert document["identity"].get("lora", {}).get("rank") == rank
+    saved = json.loads(Path(document["folder"], "training.json").read_text(encoding="utf-8"))
+    assert saved["identity"] == document["identity"]
+    written = as_json(capsys, "generate", "Hi", "--raw", "--model", "adapted", "--length", "4")
+    assert written["report"]["rows"] == 1
+
+
 def test_specs() -> None:
     assert parse_spec("spa") == ("spa", {})
     found = parse_spec("spa: ratio=0.2:rank=4:curve=uniform:x=true:y=none")
@@ -302,6 +329,8 @@ def test_specs() -> None:
         (["train-arithmetic", "--out", "fit.json"], "cannot write to the folder"),
         (["adapt", "--model", " "], "the model name is empty"),
         (["adapt", "--precision", "int8"], "--precision 'int8': give float32 or bfloat16"),
+        (["adapt", "--lora-rank", "0"], "--lora-rank 0 is below 1"),
+        (["adapt", "--model", "PLAIN", "--mask-token-id", "0", "--lora-rank", "33"], "1 to 32"),
         (["adapt", "--model", "PLAIN"], "no special token to spare"),
         (["adapt", "--model", "PLAIN", "--mask-token-id", "9999"], "give mask_token_id"),
         (["adapt", "--model", "PLAIN", "--mask-token-id", "0", "--length", "8"], "too short"),

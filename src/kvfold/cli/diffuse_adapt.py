@@ -25,7 +25,6 @@ from kvfold.cli.options import DeviceOption, ModelOption, listed
 from kvfold.cli.train_place import (
     EveryOption,
     Place,
-    RateOption,
     ResumeOption,
     TextsOption,
     ValidationOption,
@@ -35,6 +34,25 @@ from kvfold.cli.train_place import (
 if TYPE_CHECKING:
     from kvfold.diffusion.train import TrainedModel
     from kvfold.training import TrainingSettings
+
+RATE, LORA_RATE = 3e-4, 1e-3
+"""Learning rates by default: of all weights, and of low-rank changes."""
+
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Of AdamW; falls by a cosine.",
+        show_default=f"{RATE}, with --lora-rank {LORA_RATE}",
+    ),
+]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Of low-rank changes of the layers' matrices, which then learn alone, in less memory.",
+        metavar="R",
+        show_default="all weights learn",
+    ),
+]
 
 
 def adapt(
@@ -47,7 +65,8 @@ def adapt(
     ] = 200,
     rows: Annotated[int, typer.Option(help="Excerpts of a step.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens of an excerpt.")] = 64,
-    learning_rate: RateOption = 3e-4,
+    lora_rank: LoraOption = None,
+    learning_rate: RateOption = None,
     precision: PrecisionOption = "float32",
     validation: ValidationOption = 24,
     every: EveryOption = 50,
@@ -57,7 +76,7 @@ def adapt(
     resume: ResumeOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Turn an autoregressive model into a masked diffusion model, training all of its weights.
+    """Turn an autoregressive model into a masked diffusion model, by training it on.
 
     `adapted` and `adapted-same` are its names for --model. --resume goes on after an interruption.
     """
@@ -65,9 +84,11 @@ def adapt(
     name = name_of("adapted", prediction, plain="shifted")
     folder = folder_of(out, name)
     check_counts(rows=rows, length=length, validation=validation)
-    settings = training_settings(
-        steps, learning_rate, every, seed, final_share=0.1, precision=precision
-    )
+    if lora_rank is not None:
+        check_counts(lora_rank=lora_rank)
+    usual = RATE if lora_rank is None else LORA_RATE
+    rate = usual if learning_rate is None else learning_rate
+    settings = training_settings(steps, rate, every, seed, final_share=0.1, precision=precision)
     where = Place(model, None, device, folder, resume)
     where.check()
     trained = _run(where, settings, locals())
@@ -99,6 +120,7 @@ def _run(where: Place, settings: TrainingSettings, given: Mapping[str, Any]) -> 
             where.out,
             settings,
             MaskingSettings(rows=given["rows"], validation=given["validation"]),
+            lora_rank=given["lora_rank"],
             name=public_name(where.model),
             command=this_command(),
             resume=where.resume,

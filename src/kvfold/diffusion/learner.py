@@ -4,25 +4,33 @@ Each row of a batch has a time t, the probability with which a place is masked. 
 over masked places of the negative log-likelihood of the token, over t, divided by all places that
 could be masked. Times are spread evenly over a batch. Under a shifted prediction the first token
 has no place that predicts it, and is never masked.
+
+What learns is all weights, or low-rank changes of the layers' matrices. Then embedding, norms and
+head stay what they are, the embedding of the mask too: the first layer reads it through its own
+changes, and to those any direction that no text has will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
 
-from kvfold.diffusion.decoder import Decoder
 from kvfold.diffusion.model import DiffusionModel, positions_of, visibility
 from kvfold.diffusion.options import as_number, is_whole
 from kvfold.errors import ConfigError
+from kvfold.models.fingerprint import weights_checksum
 from kvfold.training import StepOutcome
+from kvfold.training.lora import LowRankChanges
 from kvfold.training.words import Split
 
 SHARES = (0.15, 0.5, 0.85)
 """Of the places that a validation masks."""
+SCALE = 2.0
+"""Factor of a low-rank change, whatever its rank."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Tokens `[B, T]`, and whether a place may be masked, `[B, T]`."""
@@ -68,20 +76,31 @@ class MaskingSettings:
 
 
 class MaskedLearner:
-    """Trains all weights of a diffusion model."""
+    """Trains all weights of a diffusion model, or low-rank changes of them."""
 
     criterion = "loss"
 
-    def __init__(self, model: DiffusionModel, lessons: Lessons, settings: MaskingSettings) -> None:
-        """Make the weights ready to be learnt.
+    def __init__(
+        self,
+        model: DiffusionModel,
+        lessons: Lessons,
+        settings: MaskingSettings,
+        *,
+        lora_rank: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Make the weights ready to be learnt, or put changes, which are none yet, beside them.
 
         Args:
             model: In float32; its traits say which token masks, and where a token is predicted.
             lessons: What is learnt from.
             settings: How.
+            lora_rank: Of the changes that learn; all weights do without it.
+            seed: Of the changes' first weights.
 
         Raises:
-            ConfigError: When a setting is out of its range, or the weights are not float32.
+            ConfigError: When a setting or the rank is out of its range, or the weights are not
+                float32.
         """
         settings.check()
         if model.dtype != torch.float32:
@@ -89,13 +108,37 @@ class MaskedLearner:
                 f"the weights are {model.dtype}: load them in float32, to learn small steps"
             )
         self.model, self.lessons, self.settings = model, lessons, settings
-        model.decoder.requires_grad_(True)
         self._held_out = self._draw_validation()
+        self._lora: Mapping[str, object] = {}
+        self._changes: LowRankChanges | None = None
+        model.decoder.requires_grad_(lora_rank is None)
+        if lora_rank is not None:
+            # A checkpoint holds the changes alone, and is for exactly these weights.
+            seal = weights_checksum(model.decoder)
+            self._lora = {"lora": {"rank": lora_rank, "scale": SCALE, "base": seal}}
+            self._changes = LowRankChanges(
+                model.decoder.layers,
+                rank=lora_rank,
+                alpha=SCALE * lora_rank,
+                generator=torch.Generator().manual_seed(seed),
+            )
 
     @property
-    def module(self) -> Decoder:
-        """All weights."""
-        return self.model.decoder
+    def module(self) -> torch.nn.Module:
+        """The decoder, or its changes by the names of the layers' matrices."""
+        return self.model.decoder if self._changes is None else self._changes.module
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Leave a plain model, which wants no gradient; what breaks off leaves no changes in it."""
+        try:
+            yield
+            if self._changes is not None:
+                self._changes.merge()
+        finally:
+            if self._changes is not None:
+                self._changes.remove()
+            self.model.decoder.requires_grad_(False)
 
     def step(self, index: int, generator: torch.Generator) -> StepOutcome:
         """The loss of a batch."""
@@ -131,7 +174,8 @@ class MaskedLearner:
     def identity(self) -> Mapping[str, object]:
         """What is learnt, from what, and how."""
         traits = {"mask_id": self.model.traits.mask_id, "prediction": self.model.traits.prediction}
-        return {**traits, "lessons": self.lessons.describe(), "settings": asdict(self.settings)}
+        facts = {"lessons": self.lessons.describe(), "settings": asdict(self.settings)}
+        return {**traits, **facts, **self._lora}
 
     def _ready(self, batch: Batch) -> Batch:
         ids, free = (tensor.to(self.model.device) for tensor in batch)

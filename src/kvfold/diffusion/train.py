@@ -196,12 +196,13 @@ def adapt(
     settings: TrainingSettings,
     masking: MaskingSettings | None = None,
     *,
+    lora_rank: int | None = None,
     name: str = "model",
     command: str = "kvfold.diffusion.adapt",
     resume: bool = False,
     on_progress: OnProgress | None = None,
 ) -> TrainedModel:
-    """Turn an autoregressive model into one that fills masks, by training all of its weights.
+    """Turn an autoregressive model into one that fills masks.
 
     Args:
         subject: From `open_adaptable`; its weights change.
@@ -209,6 +210,7 @@ def adapt(
         folder: Where checkpoint, model, record and picture go.
         settings: Of the loop.
         masking: Of the objective.
+        lora_rank: Of low-rank changes of the layers' matrices, to learn these alone.
         name: The model's, as others may read it.
         command: What trains this again, for the record.
         resume: Go on with the folder's checkpoint.
@@ -219,8 +221,15 @@ def adapt(
         ArtifactError: When the checkpoint is damaged, or a file cannot be written.
         KVFoldError: When a loss is no number.
     """
+    learner = MaskedLearner(
+        subject.model,
+        lessons,
+        masking or MaskingSettings(),
+        lora_rank=lora_rank,
+        seed=settings.seed,
+    )
     return _train(
-        MaskedLearner(subject.model, lessons, masking or MaskingSettings()),
+        learner,
         Path(folder),
         settings,
         config=subject.config,
@@ -245,8 +254,8 @@ def _train(
     on_progress: OnProgress | None,
 ) -> TrainedModel:
     model = learner.model
-    done = train(learner, settings, folder, resume=resume, on_progress=on_progress)
-    model.decoder.requires_grad_(False)
+    with learner.learning():
+        done = train(learner, settings, folder, resume=resume, on_progress=on_progress)
     # The picture has every step.
     curve = [point for point in done.curve if point["validation"]]
     record = {**told, **exam(), **done.to_dict(), "curve": curve}

@@ -65,7 +65,7 @@ class AdapterArtifact:
         try:
             for name, (down, up) in self.changes.items():
                 weight = model.get_parameter(f"{name}.weight")
-                weight.copy_(weight.double() + self.scale * (up.double() @ down.double()))
+                weight.copy_(changed(weight, down, up, self.scale))
         except (AttributeError, RuntimeError) as error:
             raise ArtifactError(
                 f"the adapter changes layers that {public_name(self.base)} does not have "
@@ -141,6 +141,20 @@ class AdapterArtifact:
             raise ArtifactError(f"{path} does not hold an adapter ({error}): train it again") from (
                 error
             )
+
+
+def changed(
+    weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """A weight with its low-rank change, in float64.
+
+    Args:
+        weight: `[outputs, inputs]`.
+        down: `[R, inputs]`.
+        up: `[outputs, R]`.
+        scale: Factor of their product.
+    """
+    return weight.double() + scale * (up.double() @ down.double())
 
 
 def find_adapter(name: str | Path) -> Path | None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvfold.errors import ConfigError
@@ -30,7 +30,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def fingerprint_facts(model: PreTrainedModel) -> dict[str, object]:
     """Returns what the fingerprint covers, as plain values: shapes, RoPE, weights checksum."""
-    return shape_facts(model) | {"weights": _weights_checksum(model)}
+    return shape_facts(model) | {"weights": weights_checksum(model)}
 
 
 def shape_facts(model: PreTrainedModel) -> dict[str, object]:
@@ -81,8 +81,13 @@ def _difference(name: str, found: object, expected: object) -> str:
 
 
 @torch.no_grad()
-def _weights_checksum(model: PreTrainedModel) -> str:
-    if model.device.type == "meta":
+def weights_checksum(model: nn.Module) -> str:
+    """Returns the SHA-256, in hexadecimal, over a strided sample of every weight.
+
+    Raises:
+        ConfigError: A weight is on the meta device.
+    """
+    if any(weight.is_meta for weight in model.parameters()):
         raise ConfigError("a model on the meta device has no weights to fingerprint: load it first")
     samples = torch.cat([_sample(weight) for weight in model.parameters()])
     return hashlib.sha256(samples.cpu().view(torch.int16).numpy().tobytes()).hexdigest()

@@ -11,20 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 
 from kvfold.errors import ConfigError
 from kvfold.models import fingerprint
-from kvfold.models.adapter import DOWN, UP
 from kvfold.training import Corpus, Excerpt, StepOutcome
+from kvfold.training.lora import LowRankChanges
 
-_NAME = "specialist"
 _APART = 1_000_000
 """Number of the first excerpt of a validation among those of its split."""
 
@@ -83,19 +79,22 @@ class SpecialistLearner:
             processes: How many do.
 
         Raises:
-            ConfigError: When a setting is out of its range.
+            ConfigError: When a setting is out of its range, or the rank above a layer's width.
         """
         settings.check()
         self._model, self._corpora, self._settings = model, corpora, settings
         self._process, self._processes = process, processes
         self._fingerprint = fingerprint(model)
         self._lengths = [len(corpus.excerpt(0, "train").tokens) for corpus in corpora]
-        self._module = inserted(model, settings, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        self._changes = LowRankChanges(
+            model, rank=settings.rank, alpha=settings.alpha, generator=generator
+        )
 
     @property
     def module(self) -> nn.Module:
         """The changes, by the names of the layers."""
-        return self._module
+        return self._changes.module
 
     @property
     def criterion(self) -> str:
@@ -146,20 +145,12 @@ class SpecialistLearner:
 
     def changes(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """What was learnt, by the names of the layers; see `AdapterArtifact`."""
-        weights = self._module.state_dict()
-        names = [_name_of(key) for key, _ in self._module.named_children()]
-        return {
-            name: (
-                weights[f"{_key_of(name)}.{DOWN}.weight"],
-                weights[f"{_key_of(name)}.{UP}.weight"],
-            )
-            for name in names
-        }
+        return self._changes.tensors()
 
     @property
     def scale(self) -> float:
         """Factor of a change."""
-        return self._settings.alpha / self._settings.rank
+        return self._changes.scale
 
     def _judged(self, excerpts: Sequence[Excerpt]) -> tuple[torch.Tensor, float]:
         """Loss of the tokens to predict, and the share of excerpts that are all right."""
@@ -174,38 +165,3 @@ class SpecialistLearner:
         loss = nn.functional.cross_entropy(logits[wanted], targets[wanted])
         right = ((logits.argmax(-1) == targets) | ~wanted).all(-1)
         return loss, float(right.float().mean())
-
-
-def inserted(
-    model: PreTrainedModel, settings: SpecialistSettings, generator: torch.Generator
-) -> nn.ModuleDict:
-    """Wrap every linear layer but the head, freeze the rest, and return what is to be learnt.
-
-    Args:
-        model: Changed in place; it computes what it did.
-        settings: Of the method.
-        generator: Draws what reads; what writes is zero.
-    """
-    # Only the quotient of the two is used, and need not be whole.
-    alpha = cast("int", settings.alpha)
-    config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear")
-    with torch.random.fork_rng(devices=[]):
-        inject_adapter_in_model(config, model, _NAME)
-    found = nn.ModuleDict()
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
-            weight = cast("torch.Tensor", down.weight)
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
-            found[_key_of(name)] = nn.ModuleDict({DOWN: down, UP: up})
-    model.requires_grad_(False)
-    return found.requires_grad_(True)
-
-
-def _key_of(name: str) -> str:
-    """A layer's name as a module's key, in which no dot may stand."""
-    return name.replace(".", "/")
-
-
-def _name_of(key: str) -> str:
-    return key.replace("/", ".")
