@@ -12,11 +12,9 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from kvfold.cli.app import run
-from kvfold.cli.diffuse_options import parse_spec
 from kvfold.diffusion import BudgetCurve, Calibration
 from kvfold.diffusion.learner import MaskingSettings
 from kvfold.diffusion.train import train_arithmetic
-from kvfold.errors import ConfigError
 from kvfold.training import TrainingSettings
 from kvfold.training.checkpoint import CHECKPOINT
 from kvfold.training.loop import _Run
@@ -272,16 +270,6 @@ def test_what_learns_has_its_own_rate(
     assert saved["identity"] == document["identity"]
     written = as_json(capsys, "generate", "Hi", "--raw", "--model", "adapted", "--length", "4")
     assert written["report"]["rows"] == 1
-
-
-def test_specs() -> None:
-    assert parse_spec("spa") == ("spa", {})
-    found = parse_spec("spa: ratio=0.2:rank=4:curve=uniform:x=true:y=none")
-    expected = {"ratio": 0.2, "rank": 4, "curve": "uniform", "x": True, "y": None}
-    assert found == ("spa", expected)
-    for wrong in ("spa:ratio", "spa:=1", "spa:ratio=", ":ratio=1", "spa:rank=1:rank=2"):
-        with pytest.raises(ConfigError, match="cannot read"):
-            parse_spec(wrong)
 
 
 @pytest.mark.parametrize(
