@@ -54,7 +54,7 @@ def test_the_table_has_the_tasks_of_each_benchmark() -> None:
 
 _COUNTS = {
     "longbench": 21,
-    "infinitebench": 8,
+    "infinitebench": 12,
     "ruler": 13,
     "bbh": 27,
     "cmrc2018": 2,
@@ -72,6 +72,10 @@ _COUNTS = {
         ("infinitebench/passkey", 6, ("71432",)),
         ("infinitebench/longbook_choice_eng", 40, ("Cid", "C")),
         ("infinitebench/longbook_sum_eng", 1200, ("Cid",)),
+        ("infinitebench/math_find", 3, ("48.5",)),
+        ("infinitebench/math_calc", 30000, ("4", "8")),
+        ("infinitebench/code_run", 5, ("-7",)),
+        ("infinitebench/code_debug", 5, ("Cid", "C")),
         ("ruler/niah_single_1", 128, ("green", "grass")),
         ("ruler/vt", 30, ("green", "grass")),
         ("bbh/boolean_expressions", 512, ("False",)),
@@ -96,6 +100,28 @@ def test_the_question_stands_apart_in_the_official_prompt(data: Path) -> None:
     assert question.endswith(
         "A. Ann\nB. Bob\nC. Cid\nD. Dan\n\nThe letter of the correct answer is"
     )
+
+
+def test_what_an_input_names_stands_in_the_prompt(data: Path) -> None:
+    document, question = parts(first("infinitebench/math_find"))
+    assert document.startswith(
+        "What is the second largest number in the following list?\n\nChapter"
+    )
+    assert question.endswith("\n\nOne number, no words. The second largest number of the list is:")
+    sample = first("infinitebench/code_run")
+    document, question = parts(sample)
+    number = document.partition("called func_")[2].partition(" ")[0]
+    assert document.startswith(f"There is a function called func_{number} in the following Python")
+    assert question.endswith(
+        f"of func_{number}(-{number}). The value of func_{number}(-{number}) is"
+    )
+
+
+def test_an_input_that_names_nothing_is_refused(data: Path) -> None:
+    path = data / "infinitebench" / "code_run.jsonl"
+    path.write_text('{"context": "a", "answer": 1, "input": "f(2)"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"code_run\.jsonl is not as infinitebench .*has nothing"):
+        first("infinitebench/code_run")
 
 
 def test_few_shot_tasks_stay_out_of_the_chat_template(data: Path) -> None:

@@ -72,6 +72,8 @@ class Task:
     """Strings that end an answer."""
     question: str = ""
     """Where rows have the whole prompt: a pattern with which its question begins."""
+    fields: str = ""
+    """A pattern whose named groups, found in a row's input, stand in the prompt."""
 
     def parts(self, item: Item) -> tuple[str, str]:
         """A prompt up to the end of what is read, and from there on."""
@@ -153,13 +155,23 @@ def _longbench(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
 
 
 def _infinitebench(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
-    """Of four options the right one's letter is right, too."""
+    """Of four options the right one's letter is right, too; answers may be numbers."""
     for row in rows:
         answer, options = row["answer"], row.get("options") or ()
-        expected = [answer] if isinstance(answer, str) else list(answer)
+        if isinstance(answer, list) and answer and isinstance(answer[0], list):
+            (answer,) = answer
+        expected = list(map(str, answer)) if isinstance(answer, list) else [str(answer)]
         if options and len(expected) == 1:
             expected.append("ABCD"[list(options).index(expected[0])])
-        yield Item(row["context"], expected, row)
+        yield Item(row["context"], expected, {**row, **_named(task_.fields, row["input"])})
+
+
+def _named(pattern: str, text: str) -> dict[str, str]:
+    """What the named groups of a pattern find."""
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"{text!r} has nothing like {pattern}")
+    return found.groupdict()
 
 
 def _ruler(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
