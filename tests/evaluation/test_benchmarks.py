@@ -59,6 +59,7 @@ _COUNTS = {
     "bbh": 27,
     "cmrc2018": 2,
     "hotpotqa": 1,
+    "gsm8k": 2,
 }
 
 
@@ -153,6 +154,22 @@ def test_paragraphs_are_told_as_passages(data: Path) -> None:
     document, _ = parts(first("hotpotqa/distractor"))
     assert "Passage 1:\nRiver " in document
     assert "\n\nPassage 2:\nGuide " in document
+
+
+def test_problems_come_after_worked_ones_that_are_never_asked(data: Path) -> None:
+    for sample in draw_samples(TOKENIZER, "gsm8k/8-shot", ROWS, length=2500):
+        document, question = parts(sample)
+        worked = [f"finds {number}. How many?\nAnswer: There are 1000" for number in range(9, 17)]
+        assert document.startswith("Question: Ann has 1000 shells and finds 9. How many?")
+        assert document.endswith("\nAnswer: There are 1000 + 16 = 1016 shells.\n#### 1016")
+        assert [document.count(each) for each in worked] == [1] * 8
+        number = int(sample.expected[0]) - 1000
+        assert 1 <= number <= 8
+        assert (
+            question == f"\n\nQuestion: Ann has 1000 shells and finds {number}. How many?\nAnswer:"
+        )
+    document, _ = parts(first("gsm8k/50-shot", 8000))
+    assert document.count("####") == 50
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@
 | `results` | InfiniteBench | the share of a list's numbers before the first wrong one |
 | `any_part`, `all_parts` | RULER | whether one, or what share, of what is expected stands in it |
 | `conclusion` | BBH | whether what follows "the answer is" is exactly right |
+| `final_number` | GSM8K | whether the number after the first `####` is exactly right |
 | `evidence` | HotpotQA | F1 of words; yes and no have to be said alone |
 | `span_zh` | CMRC 2018 | F1 of the longest common stretch of characters |
 
@@ -176,6 +177,12 @@ def conclusion(wanted: str, said: str) -> float:
     return float(found is not None and found[1].strip().removesuffix(".") == wanted)
 
 
+def final_number(wanted: str, said: str) -> float:
+    """Whether the number after the first "#### ", without its commas, is exactly right."""
+    found = re.search(r"#### (-?[0-9.,]+)", said)
+    return float(found is not None and found[1].replace(",", "") == wanted)
+
+
 def evidence_f1(wanted: str, said: str) -> float:
     """F1 of words; of yes, no and no answer only the whole counts."""
     alone = {"yes", "no", "noanswer"}
@@ -257,6 +264,7 @@ METRICS: dict[str, Metric] = {
     "any_part": Metric(_best(any_part)),
     "all_parts": Metric(all_parts),
     "conclusion": Metric(_best(conclusion)),
+    "final_number": Metric(_best(final_number)),
     "evidence": Metric(_best(evidence_f1), is_graded=True),
     "span_zh": Metric(_best(span_zh_f1), is_graded=True),
 }
