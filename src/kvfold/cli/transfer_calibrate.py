@@ -139,18 +139,10 @@ def calibrate(
     _check_state(folder, resume=resume)
     if payload is None and max_kl is None:
         payload = 0.25
+    each = (tokens,) if lengths is None else distinct_counts(lengths)
     order = Order(
-        producer,
-        consumer,
-        listed(texts),
-        count,
-        refine,
-        (tokens,) if lengths is None else distinct_counts(lengths),
-        payload,
-        max_kl,
-        folder,
-        dtype,
-        device,
+        *(producer, consumer, listed(texts), count, refine, each),
+        *(payload, max_kl, folder, dtype, device),
     )
     settings = _settings(locals(), order)
     try:

@@ -62,15 +62,14 @@ def calibrate(
         producer: Reads prefixes.
         consumer: Goes on from them: of the same shapes, attached.
         texts: Token ids, `[T]` each, of any lengths; the last `2 * settings.probes` are measured
-            on: texts that choices are made by, then as many for the result.
+            on: for choices, then as many for the result.
         payload: Most bytes of a message as a share of the prefix's keys and values in bfloat16,
             headers included, for prefixes of `settings.tokens`.
         max_kl: Most divergence of the consumer's predictions, in nats, at as few bytes as can be;
             on the texts that the choices are made by. On others it may be more: it is measured on
             as many, recorded as `divergence`, and warned of where it exceeds the target.
         settings: How; the defaults without it.
-        refine: More texts, of any lengths, on which decoders are taught by the consumer's
-            predictions at last.
+        refine: More texts, on which decoders are at last taught by the consumer's predictions.
         folder: Keeps the state, so that the same call goes on where it stopped.
         on_progress: Told where the calibration stands.
 
@@ -93,8 +92,7 @@ def calibrate(
     _require_same_shapes(producer, consumer)
     _require_texts(texts, refine, settings)
     pair = Pair(Endpoint(producer), Endpoint(consumer))
-    place = None if folder is None else Path(folder)
-    tell = _teller(on_progress)
+    place, tell = None if folder is None else Path(folder), _teller(on_progress)
     return Run(pair, texts, settings, target, refine=refine, folder=place, tell=tell).codec()
 
 
