@@ -97,7 +97,9 @@ def main() -> None:
             caches,
             length=options.length,
             rounds=options.rounds,
-            on_lap=lambda name, number: _say(f"{name}: round {number} of {options.rounds}"),
+            on_turn=lambda name, number, turn: _say(
+                f"{name}: round {number} of {options.rounds}, turn {turn}"
+            ),
         )
     result = {
         "settings": {name: value for name, value in vars(options).items() if name != "out"},

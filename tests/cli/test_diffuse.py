@@ -12,11 +12,9 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from kvfold.cli.app import run
-from kvfold.cli.diffuse_options import parse_spec
 from kvfold.diffusion import BudgetCurve, Calibration
 from kvfold.diffusion.learner import MaskingSettings
 from kvfold.diffusion.train import train_arithmetic
-from kvfold.errors import ConfigError
 from kvfold.training import TrainingSettings
 from kvfold.training.checkpoint import CHECKPOINT
 from kvfold.training.loop import _Run
@@ -130,23 +128,35 @@ def test_a_bench_shows_all_caches_and_writes_files(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--model", model, "--rows", "3", "--rounds", "2", "--steps", "6", "--threads", "1"]
-    assert diffuse("bench", *options, "--out", "new/b", "--caches", "spa:ratio=0.2,dkv") == 0
+    options += ["--caches", "spa:ratio=0.2,dkv"]
+    assert diffuse("bench", *options, "--out", "new/b", "--follow") == 0
     shown, said = capsys.readouterr()
     assert "adder, 3 held-out additions, 16 tokens to write" in shown
+    shown, parts = shown.split("milliseconds of a step")
     rows = {line.split("│")[1].strip(): line for line in shown.splitlines() if "│" in line}
     assert list(rows) == ["none", "spa:ratio=0.2", "dkv"]
+    parts = {line.split("│")[1].strip() for line in parts.splitlines() if "│" in line}
+    assert parts >= {"MLP", "attention", "selection", "logits", "sampling", "other", "all"}
     assert "1.00 (1.00 to 1.00)" in rows["none"]
     assert "100.0%" in rows["none"]
-    assert "round 2 of 2: dkv" in said
+    assert "round 2 of 2, turn 1: dkv" in said
     assert imread("new/b/bench-diffusion.png").ndim == 3
     document = json.loads(Path("new/b/bench-diffusion.json").read_text(encoding="utf-8"))
     assert [each["cache"] for each in document["outcomes"]] == list(rows)
     assert document["settings"]["model"] == "adder"
     assert document["settings"]["steps"] == 6
-    none, spa, _ = document["outcomes"]
+    none, spa, dkv = document["outcomes"]
+    assert none["followed"] is None
+    assert len(spa["followed"]["divergences"]) == 6
+    assert spa["followed"]["divergences"][0] < 1e-5
+    assert len(dkv["followed"]["same"]) == 3 * 16
+    assert f"{sum(dkv['followed']['same']) / 48:.1%}" in rows["dkv"]
     assert (none["agreement"], len(none["seconds"]["samples"])) == (1.0, 2)
     ratio = spa["tokens_per_second"]["samples"][1] / none["tokens_per_second"]["samples"][1]
     assert spa["times_none"]["samples"][1] == pytest.approx(ratio)
+    turns = [none["seconds"]["samples"][i] / spa["seconds"]["samples"][i] for i in range(2)]
+    assert spa["times_none_by_turn"]["samples"] == pytest.approx(turns), "one turn a round"
+    assert sum(spa["step_seconds"].values()) * 12 == pytest.approx(sum(spa["seconds"]["samples"]))
     assert 0 <= spa["right"] <= 1
     assert spa["report"]["share"] < 1
 
@@ -260,16 +270,6 @@ def test_what_learns_has_its_own_rate(
     assert saved["identity"] == document["identity"]
     written = as_json(capsys, "generate", "Hi", "--raw", "--model", "adapted", "--length", "4")
     assert written["report"]["rows"] == 1
-
-
-def test_specs() -> None:
-    assert parse_spec("spa") == ("spa", {})
-    found = parse_spec("spa: ratio=0.2:rank=4:curve=uniform:x=true:y=none")
-    expected = {"ratio": 0.2, "rank": 4, "curve": "uniform", "x": True, "y": None}
-    assert found == ("spa", expected)
-    for wrong in ("spa:ratio", "spa:=1", "spa:ratio=", ":ratio=1", "spa:rank=1:rank=2"):
-        with pytest.raises(ConfigError, match="cannot read"):
-            parse_spec(wrong)
 
 
 @pytest.mark.parametrize(

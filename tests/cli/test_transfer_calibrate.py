@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 from matplotlib.image import imread
 
+from kvfold.cli.transfer_calibrate import _excerpts
+from kvfold.training import Corpus, Excerpt
 from kvfold.transfer import Codec
 from kvfold.transfer.journal import Journal
 from tests.cli.transfer_pair import calibrated, save_pair, write_text
@@ -63,7 +67,38 @@ def test_json_is_one_document_without_private_folders(
     assert document["target"] == {"payload": None, "max_kl": 0.5}
     assert document["patched"] == []
     assert document["texts"] == 6
-    assert [source["name"] for source in document["corpus"]["sources"]] == ["text.txt"]
+    (corpus,) = document["corpora"]
+    assert corpus["length"] == 96 and document["lengths"] == [96]
+    assert [source["name"] for source in corpus["sources"]] == ["text.txt"]
+
+
+def test_texts_of_several_lengths(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--payload", "0.6", "--lengths", "80,96,130", "--tokens", "60", "--json")
+    assert calibrated(pair, "codec", *options) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["lengths"] == [80, 96, 130]
+    assert [corpus["length"] for corpus in document["corpora"]] == [80, 96, 130]
+    assert document["payload"] == Codec.load("codec").share(60) <= 0.6
+    assert document["settings"]["probes"] == 6
+    assert document["refined"]["curve"][-1]["step"] == 3
+
+
+def test_no_two_texts_have_one_number() -> None:
+    drawn: list[tuple[int, int]] = []
+
+    class Numbered:
+        def __init__(self, length: int) -> None:
+            self.length = length
+
+        def excerpt(self, index: int, split: str) -> Excerpt:
+            drawn.append((self.length, index))
+            return Excerpt(torch.zeros(self.length, dtype=torch.long), split, None)
+
+    corpora = cast("list[Corpus]", [Numbered(3), Numbered(5)])
+    assert [len(text) for text in _excerpts(corpora, 5, "train")] == [3, 5, 3, 5, 3]
+    assert drawn == [(3, 0), (5, 1), (3, 2), (5, 3), (3, 4)]
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(
@@ -112,6 +147,13 @@ def test_two_tokenizers_are_refused(
         (["--refine", "-1"], "--refine -1 is below 0: give 0"),
         (["--continuation", "0"], "--continuation 0 is below 1"),
         (["--tokens", "71"], "--tokens 71 is too short to measure by: give at least 72"),
+        (["--lengths", "71,96"], "--lengths 71 is too short to measure by: give at least 72"),
+        (["--lengths", "96,128", "--continuation", "90"], "--lengths 96 is too short"),
+        (["--lengths", "96,96"], "--lengths '96,96' has a length twice"),
+        (["--lengths", "96,x"], "--lengths '96,x': give numbers of tokens"),
+        (["--lengths", "0"], "--lengths 0 is below 1"),
+        (["--lengths", "96,128", "--count", "1"], "--count 1 is too few for 2 lengths"),
+        (["--lengths", "96,128", "--refine", "1"], "--refine 1 is too few for 2 lengths"),
         (["--patches", "-1"], "patches -1 is not 0 or more"),
         (["--widths", "3"], "widths (3,) is not some of"),
         (["--widths", "8;4"], "--widths '8;4': give numbers of bits"),

@@ -80,15 +80,12 @@ class Recorded:
     def __init__(self, writing: Writing) -> None:
         self.canvases: list[Canvas] = []
         self.logits: list[torch.Tensor] = []
-        evaluate = writing._logits
-
-        def noting() -> torch.Tensor:
-            self.canvases.append(replace(writing._canvas))
-            self.logits.append(evaluate())
-            return self.logits[-1]
-
-        writing._logits = noting
+        writing._watch = self._note
         self.found = writing.result()
+
+    def _note(self, canvas: Canvas, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+        self.canvases.append(replace(canvas))
+        self.logits.append(logits)
 
 
 def recorded(

@@ -43,21 +43,36 @@ def _longbench(folder: Path, task: str, files: list[str]) -> None:
 
 
 def _infinitebench(folder: Path, task: str, files: list[str]) -> None:
-    options = ["Ann", "Bob", "Cid", "Dan"] if task == "longbook_choice_eng" else []
-    answer = "71432" if task in ("passkey", "number_string") else "Cid"
+    options = ["Ann", "Bob", "Cid", "Dan"]
+    has_options = task in ("longbook_choice_eng", "code_debug")
     _lines(
         folder / files[0],
         (
             {
                 "id": number,
                 "context": f"Chapter {number}. " + "Nothing happens here. " * 12,
-                "input": f"Who is it in chapter {number}?",
-                "answer": answer if task == "passkey" else [answer],
-                "options": options,
+                "input": _INPUTS.get(task, "Who is it in chapter {}?").format(number),
+                "answer": _ANSWERS.get(task, ["Cid"]),
+                "options": options if has_options else [],
             }
             for number in range(ROWS)
         ),
     )
+
+
+_INPUTS = {
+    "math_find": "One number, no words. The second largest number of the list is:",
+    "code_run": "Give the return value of func_{0}(-{0}).",
+}
+"""What is asked, where it is not who is there."""
+_ANSWERS: dict[str, object] = {
+    "passkey": "71432",
+    "number_string": ["71432"],
+    "math_find": 48.5,
+    "math_calc": [[4, 8]],
+    "code_run": [-7],
+}
+"""What is right, where it is not who is there: in each of the layouts that files have had."""
 
 
 _RULER = {

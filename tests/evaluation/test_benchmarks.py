@@ -54,11 +54,12 @@ def test_the_table_has_the_tasks_of_each_benchmark() -> None:
 
 _COUNTS = {
     "longbench": 21,
-    "infinitebench": 8,
+    "infinitebench": 12,
     "ruler": 13,
     "bbh": 27,
     "cmrc2018": 2,
     "hotpotqa": 1,
+    "gsm8k": 2,
 }
 
 
@@ -72,6 +73,10 @@ _COUNTS = {
         ("infinitebench/passkey", 6, ("71432",)),
         ("infinitebench/longbook_choice_eng", 40, ("Cid", "C")),
         ("infinitebench/longbook_sum_eng", 1200, ("Cid",)),
+        ("infinitebench/math_find", 3, ("48.5",)),
+        ("infinitebench/math_calc", 30000, ("4", "8")),
+        ("infinitebench/code_run", 5, ("-7",)),
+        ("infinitebench/code_debug", 5, ("Cid", "C")),
         ("ruler/niah_single_1", 128, ("green", "grass")),
         ("ruler/vt", 30, ("green", "grass")),
         ("bbh/boolean_expressions", 512, ("False",)),
@@ -96,6 +101,28 @@ def test_the_question_stands_apart_in_the_official_prompt(data: Path) -> None:
     assert question.endswith(
         "A. Ann\nB. Bob\nC. Cid\nD. Dan\n\nThe letter of the correct answer is"
     )
+
+
+def test_what_an_input_names_stands_in_the_prompt(data: Path) -> None:
+    document, question = parts(first("infinitebench/math_find"))
+    assert document.startswith(
+        "What is the second largest number in the following list?\n\nChapter"
+    )
+    assert question.endswith("\n\nOne number, no words. The second largest number of the list is:")
+    sample = first("infinitebench/code_run")
+    document, question = parts(sample)
+    number = document.partition("called func_")[2].partition(" ")[0]
+    assert document.startswith(f"There is a function called func_{number} in the following Python")
+    assert question.endswith(
+        f"of func_{number}(-{number}). The value of func_{number}(-{number}) is"
+    )
+
+
+def test_an_input_that_names_nothing_is_refused(data: Path) -> None:
+    path = data / "infinitebench" / "code_run.jsonl"
+    path.write_text('{"context": "a", "answer": 1, "input": "f(2)"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"code_run\.jsonl is not as infinitebench .*has nothing"):
+        first("infinitebench/code_run")
 
 
 def test_few_shot_tasks_stay_out_of_the_chat_template(data: Path) -> None:
@@ -127,6 +154,22 @@ def test_paragraphs_are_told_as_passages(data: Path) -> None:
     document, _ = parts(first("hotpotqa/distractor"))
     assert "Passage 1:\nRiver " in document
     assert "\n\nPassage 2:\nGuide " in document
+
+
+def test_problems_come_after_worked_ones_that_are_never_asked(data: Path) -> None:
+    for sample in draw_samples(TOKENIZER, "gsm8k/8-shot", ROWS, length=2500):
+        document, question = parts(sample)
+        worked = [f"finds {number}. How many?\nAnswer: There are 1000" for number in range(9, 17)]
+        assert document.startswith("Question: Ann has 1000 shells and finds 9. How many?")
+        assert document.endswith("\nAnswer: There are 1000 + 16 = 1016 shells.\n#### 1016")
+        assert [document.count(each) for each in worked] == [1] * 8
+        number = int(sample.expected[0]) - 1000
+        assert 1 <= number <= 8
+        assert (
+            question == f"\n\nQuestion: Ann has 1000 shells and finds {number}. How many?\nAnswer:"
+        )
+    document, _ = parts(first("gsm8k/50-shot", 8000))
+    assert document.count("####") == 50
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,19 @@ def pick(rows: Sequence[Row], method: str, budget: str, name: str) -> list[Row]:
     return [row for row in rows if (row.method, row.budget, row.set) == (method, budget, name)]
 
 
+def nats(row: Row) -> float:
+    """Of a text; -1 where there are none."""
+    return -1.0 if row.nll is None else row.nll
+
+
 def assert_alike(rows: Sequence[Row], others: Sequence[Row]) -> None:
     """The same but for rounding, and for what is held of a batch as a whole."""
     assert len(rows) == len(others)
     for row, other in zip(rows, others, strict=True):
         assert row.divergences == pytest.approx(other.divergences, rel=1e-3, abs=1e-5)
         held = dict.fromkeys(("tokens_kept", "bytes_held", "bytes_fast", "bytes_full"), 0)
-        whole = {"divergences": [], **held}
+        assert nats(row) == pytest.approx(nats(other), rel=1e-4)
+        whole = {"divergences": [], "nll": None, **held}
         assert replace(row, **whole) == replace(other, **whole)
 
 
@@ -97,7 +103,7 @@ def test_there_is_a_row_for_each_sample_method_and_budget(found: Fidelity) -> No
     assert len(found.rows) == len({(r.method, r.budget, r.set, r.index) for r in found.rows}) == 48
     for row in found.rows:
         assert len(row.divergences) == len(row.agreements) == (row.answer_tokens or 6)
-        assert (row.answer is None) == (row.kind == "text")
+        assert (row.answer is None) == (row.kind == "text") == (row.nll is not None)
 
 
 def test_full_is_at_no_distance_from_itself(found: Fidelity) -> None:
@@ -111,6 +117,7 @@ def test_full_is_at_no_distance_from_itself(found: Fidelity) -> None:
             assert other.kl is not None
             assert other.kl < 1e-6
             assert row.agreement == other.agreement == 1
+            assert nats(row) == pytest.approx(nats(other), rel=1e-5)
             assert (row.answer, row.is_right, row.fault) == (
                 other.answer,
                 other.is_right,
@@ -153,6 +160,22 @@ def test_numbers_are_those_of_one_cache_fed_by_hand(
     assert expected is not None
     assert row.kl == pytest.approx(expected.kl.mean, rel=1e-4)
     assert row.agreement == pytest.approx(expected.agreement)
+
+
+@pytest.mark.parametrize(("method", "budget"), [("full", "1.0"), ("snapkv", "0.25")])
+def test_likelihoods_are_those_of_the_text_fed_by_hand(
+    method: str, budget: str, found: Fidelity, model: PreTrainedModel
+) -> None:
+    (text, *_) = draw_samples(TOKENIZER, "wikitext", 1, length=280, tokens=6)
+    assert text.continuation is not None
+    first, *rest = text.continuation
+    options = {} if method == "full" else {"budget": float(budget)}
+    cache = kvfold.make_cache(model, method, **options)
+    prefill(model, torch.tensor([text.prompt]), cache)
+    logits = list(forced_logits(model, cache, [first, *rest[:-1]]))
+    lost = [-each.log_softmax(-1)[token] for each, token in zip(logits, rest, strict=True)]
+    row = pick(found.rows, method, budget, "wikitext")[0]
+    assert row.nll == pytest.approx(float(sum(lost)) / 5, rel=1e-4)
 
 
 def test_answers_are_those_of_greedy_decoding(found: Fidelity, model: PreTrainedModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -95,6 +96,21 @@ def test_means_over_a_set() -> None:
     assert (text.tokens_kept, text.bytes_share) == (25, 0.3)
 
 
+def test_perplexity_is_that_of_texts_that_have_one() -> None:
+    known = [replace(each, nll=math.log(2 + each.index)) for each in ROWS if each.kind == "text"]
+    tasks = [each for each in ROWS if each.kind == "task"]
+    found = {(e.group, e.method): e.perplexity for e in summarize([*known, *tasks], seed=0)}
+    perplexity = found["prose", "h2o"]
+    assert perplexity is not None
+    assert (perplexity.mean, perplexity.count) == (pytest.approx(120**0.25), 4)
+    assert 2 <= perplexity.low < perplexity.mean < perplexity.high <= 5
+    assert (found["all", "h2o"], found["niah", "h2o"]) == (perplexity, None)
+    assert find("prose", "h2o").perplexity is None
+    (row_, *others) = known
+    partly = summarize([replace(row_, nll=None), *others], seed=0)
+    assert next(e for e in partly if e.method == row_.method).perplexity is None
+
+
 def test_scores_and_faults_of_tasks() -> None:
     full, task = find("niah", "full"), find("niah", "distill")
     assert (full.score, full.share_of_full, full.lost) == (
@@ -146,7 +162,7 @@ def test_markdown_has_every_group_and_difference(report: Report) -> None:
         "## niah: 4 samples",
         "## all: 8 samples",
         "| distill | 0.25 | 0.1500 (",
-        "| full | 1.0 | 0.0000 (0.0000 to 0.0000) | 83.3% | 75.0% | 100.0% |",
+        "| full | 1.0 | 0.0000 (0.0000 to 0.0000) | 83.3% | - | 75.0% | 100.0% |",
         "| prose | 0.25 | distill | h2o | -0.5000 (-0.5000 to -0.5000) | nearer to full |",
         "```\nkvfold eval\n```",
     ):

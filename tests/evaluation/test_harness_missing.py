@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kvfold.errors import ConfigError
-from kvfold.evaluation import harness
+from kvfold.evaluation import harness, harness_diffusion
 from tests.processes import environment
 
 HINT = "lm-eval is not installed: run `make harness`"
@@ -16,8 +16,11 @@ HINT = "lm-eval is not installed: run `make harness`"
 
 def test_without_lm_eval_the_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "_HF", object)
+    monkeypatch.setattr(harness_diffusion, "_TEMPLATE", object)
     with pytest.raises(ConfigError, match=HINT):
         harness.KVFoldLM()
+    with pytest.raises(ConfigError, match=HINT):
+        harness_diffusion.KVFoldDiffusionLM()
     with pytest.raises(ConfigError, match=HINT):
         harness.register()
 

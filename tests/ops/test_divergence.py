@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kvfold.ops.divergence import kl_divergence
+from kvfold.ops.divergence import kl_divergence, negative_log_likelihood
 
 
 def test_equals_torch():
@@ -33,3 +33,9 @@ def test_is_never_negative_and_is_computed_in_float32():
     found = kl_divergence(logits, logits + 1e-2)
     assert found.dtype == torch.float32
     assert (found >= 0).all()
+
+
+def test_likelihood_of_what_comes():
+    logits = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.8, 0.1]]).log() + 3
+    nats = negative_log_likelihood(logits, torch.tensor([2, 0]))
+    assert torch.allclose(nats, torch.tensor([0.5, 0.1]).log().neg())

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.errors import ConfigError
 from kvfold.text import unseen_paragraphs
 from kvfold.training import texts
-from kvfold.training.corpus import Corpus, Excerpt, open_corpus
+from kvfold.training.corpus import Corpus, Excerpt, open_corpora, open_corpus
 from kvfold.training.passages import Passages, read_passages
 from kvfold.training.prompts import RetrievalPrompts
 from kvfold.training.words import SPLITS, Split
@@ -112,6 +112,15 @@ def test_splits_of_a_text_share_no_window(book: str) -> None:
     assert len(train) > 15_000
     assert len(validation) > 2_000
     assert not train & validation
+
+
+def test_lengths_hold_out_the_same_text(book: str) -> None:
+    short, long = open_corpora([book], byte_tokenizer(), lengths=[128, 5000], seed=0)
+    assert len(long.excerpt(0, "train").tokens) == 5000
+    assert not windows(short, "train", 400) & windows(long, "validation", 10)
+    assert not windows(long, "train", 40) & windows(short, "validation", 100)
+    # Opened one by one they would not.
+    assert windows(opened(book), "train", 400) & windows(long, "validation", 10)
 
 
 def test_splits_of_the_reference_share_no_passage() -> None:

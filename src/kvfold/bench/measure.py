@@ -1,4 +1,4 @@
-"""One measurement, in the process that was started for it."""
+"""One measurement: in the process that was started for it, or on a model that is there already."""
 
 from __future__ import annotations
 
@@ -34,64 +34,111 @@ def perform(request: Request) -> Measurement | None:
     if request.task == "store":
         return _store(request, model, tokenizer)
     if request.task == "decode":
-        return _time_decode(request, model, tokenizer)
-    return _time_prefill(request, model, tokenizer)
+        return _decode(request, model, tokenizer)
+    prompt = _tokens(request, model, tokenizer, request.context)
+    return time_prefill(
+        model, request.subject, request.budget, prompt, chunk_size=request.chunk_size
+    )
+
+
+def fill(model: PreTrainedModel, cache: KVCache, prompt: torch.Tensor, count: int) -> None:
+    """Let an empty cache hold a context of which no more than a prompt is really read.
+
+    Args:
+        model: Prepared for the cache's method.
+        cache: Empty.
+        prompt: Tokens, `[1, N]`.
+        count: Tokens that the cache is to hold, N or more; beyond N the prompt's queries, keys and
+            values are repeated.
+
+    Raises:
+        ConfigError: When they are to be repeated, and the model has layers that are not kvfold's.
+    """
+    if prompt.shape[1] == count:
+        prefill(model, prompt, cache)
+        return
+    if len(cache.own_layers) < len(cache.layers):
+        raise ConfigError(
+            "this model has layers that are not kvfold's, whose states cannot be repeated: "
+            "leave --read out"
+        )
+    source = RecordingCache(model)
+    prefill(model, prompt, source)
+    replay(source, cache, count=count)
+
+
+@torch.no_grad()
+def time_decode(
+    model: PreTrainedModel, cache: Cache, steps: torch.Tensor, *, warmup: int
+) -> Measurement:
+    """Time decode steps from a context that a cache holds.
+
+    Args:
+        model: Prepared for the cache.
+        cache: With one row, which is repeated to B rows.
+        steps: The tokens to feed, `[B, warmup and timed ones]`.
+        warmup: Steps before the timed ones.
+    """
+    rss_model, batch = resident(), len(steps)
+    cache.batch_repeat_interleave(batch)
+    seconds = []
+    for token in steps.split(1, dim=1):
+        begin = seconds_now(model.device)
+        model(input_ids=token, use_cache=True, **{CACHE_KEYWORD: cache})
+        seconds.append(seconds_now(model.device) - begin)
+    timed = seconds[warmup:]
+    return _measurement(model, cache, timed, batch * len(timed), rss_model)
+
+
+def time_prefill(
+    model: PreTrainedModel,
+    subject: str,
+    budget: str | None,
+    prompt: torch.Tensor,
+    *,
+    chunk_size: int | None,
+) -> Measurement:
+    """Time a prompt `[1, N]` into a new cache, up to the first token; a short one comes before it.
+
+    Args:
+        model: Prepared for the subject.
+        subject: `dynamic` or a method.
+        budget: None for what keeps everything.
+        prompt: Tokens.
+        chunk_size: Most tokens a forward; all at once without it.
+    """
+    scratch = empty_cache(model, subject, budget)
+    prefill(model, prompt[:, :_WARMUP_TOKENS], scratch)
+    del scratch
+    rss_model = resident()
+    cache = empty_cache(model, subject, budget)
+    begin = seconds_now(model.device)
+    logits = prefill(model, prompt, cache, chunk_size=chunk_size)
+    logits.argmax(dim=-1).tolist()
+    seconds = seconds_now(model.device) - begin
+    return _measurement(model, cache, [seconds], prompt.shape[1], rss_model)
 
 
 def _store(request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     cache = empty_cache(model, request.subject, request.budget)
     if not isinstance(cache, KVCache):
         raise ConfigError(f"{request.subject} has no file format: store method full")
-    read = request.context if request.read is None else request.read
-    prompt = _tokens(request, model, tokenizer, read)
-    if read == request.context:
-        prefill(model, prompt, cache)
-    else:
-        if len(cache.own_layers) < len(cache.layers):
-            raise ConfigError(
-                "this model has layers that are not kvfold's, whose states cannot be repeated: "
-                "leave --read out"
-            )
-        source = RecordingCache(model)
-        prefill(model, prompt, source)
-        replay(source, cache, count=request.context)
+    fill(model, cache, _tokens(request, model, tokenizer, _read(request)), request.context)
     cache.save(_file(request))
 
 
-@torch.no_grad()
-def _time_decode(
+def _decode(
     request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Measurement:
     cache = stored_cache(model, request.subject, _file(request))
-    read = request.context if request.read is None else request.read
+    read = _read(request)
     total = read + request.warmup + request.steps
-    steps = _tokens(request, model, tokenizer, total)[:, read:]
-    steps = steps.expand(request.batch, -1)
-    rss_model = resident()
-    cache.batch_repeat_interleave(request.batch)
-    seconds = []
-    for token in steps.split(1, dim=1):
-        begin = seconds_now(model.device)
-        model(input_ids=token, use_cache=True, **{CACHE_KEYWORD: cache})
-        seconds.append(seconds_now(model.device) - begin)
-    timed, tokens = seconds[request.warmup :], request.batch * request.steps
-    return _measurement(model, cache, timed, tokens, rss_model)
+    steps = _tokens(request, model, tokenizer, total)[:, read:].expand(request.batch, -1)
+    return time_decode(model, cache, steps, warmup=request.warmup)
 
 
-def _time_prefill(
-    request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> Measurement:
-    prompt = _tokens(request, model, tokenizer, request.context)
-    scratch = empty_cache(model, request.subject, request.budget)
-    prefill(model, prompt[:, :_WARMUP_TOKENS], scratch)
-    del scratch
-    rss_model = resident()
-    cache = empty_cache(model, request.subject, request.budget)
-    begin = seconds_now(model.device)
-    logits = prefill(model, prompt, cache, chunk_size=request.chunk_size)
-    logits.argmax(dim=-1).tolist()
-    seconds = seconds_now(model.device) - begin
-    return _measurement(model, cache, [seconds], request.context, rss_model)
+def _read(request: Request) -> int:
+    return request.context if request.read is None else request.read
 
 
 def _tokens(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from kvfold.bench.spread import Spread
-    from kvfold.diffusion import DiffusionCache, DiffusionModel, Runner
+    from kvfold.diffusion import DiffusionCache, DiffusionModel, Following, Runner
     from kvfold.diffusion.arithmetic import Exam
 
 CACHES = "none,spa,dllm,prefix,dual,dkv"
@@ -67,6 +68,21 @@ CachesOption = Annotated[
     ),
 ]
 
+PromptTokensOption = Annotated[
+    int, typer.Option(help="Tokens of a prompt from Python's reference.")
+]
+FollowOption = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        help="Compare predictions too, at every step of the text that `none` writes: texts that "
+        "once differ go their own ways.",
+    ),
+]
+OutOption = Annotated[
+    str | None, typer.Option(help="Folder for the result as JSON and as a chart.", metavar="DIR")
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -87,9 +103,7 @@ def bench(
     caches: CachesOption = CACHES,
     calibration: CalibrationOption = None,
     rows: Annotated[int, typer.Option(help="Prompts at once, where none are given.")] = 1,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of a prompt from Python's reference.")
-    ] = 64,
+    prompt_tokens: PromptTokensOption = 64,
     length: LengthOption = 16,
     sampler: SamplerOption = None,
     steps: StepsOption = None,
@@ -97,22 +111,21 @@ def bench(
     threshold: ThresholdOption = None,
     factor: FactorOption = None,
     rounds: Annotated[int, typer.Option(help="Timed generations of each cache.")] = 3,
+    followed: FollowOption = False,
     threads: Annotated[int | None, typer.Option(help="Of torch.", show_default="all cores")] = None,
     seed: SeedOption = 0,
     mask_token_id: MaskOption = None,
     prediction: PredictionOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Folder for the result as JSON and as a chart.", metavar="DIR"),
-    ] = None,
+    out: OutOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Measure caches side by side: tokens a second, and agreement with no cache.
 
-    All write after the same prompts, in turns (A B C A B C), so that a busy machine slows all of
-    them alike. Additions are also marked right or wrong.
+    All write after the same prompts, in turns of 32 steps (A B C A B C), so that a busy machine
+    slows all of them alike. On a CPU a second table says where the time of a step goes. Additions
+    are also marked right or wrong.
     """
     folder = None if out is None else output_folder(out)
     check_writing(locals())
@@ -124,8 +137,9 @@ def bench(
     loaded, tokenizer = _open(locals())
     task = _task(tokenizer, texts, rows, prompt_tokens, seed)
     runners = _race(loaded, task, made, choice, locals())
+    along = _follow(loaded, task, made, choice, locals()) if followed else {}
     title = f"{_public(model)}, {task.what}, {length} tokens to write"
-    _show(runners, task, title, _settings(locals()), folder, json_output=json_output)
+    _show(runners, along, task, title, _settings(locals()), folder, json_output=json_output)
 
 
 def _open(given: Mapping[str, Any]) -> tuple[DiffusionModel, PreTrainedTokenizerBase]:
@@ -154,8 +168,31 @@ def _race(
         sampler=choice.make(model),
         rounds=rounds,
         seed=given["seed"],
-        on_lap=lambda name, number: note(f"round {number} of {rounds}: {name}"),
+        on_turn=lambda name, number, turn: note(f"round {number} of {rounds}, turn {turn}: {name}"),
     )
+
+
+def _follow(
+    model: DiffusionModel,
+    task: Task,
+    caches: Mapping[str, DiffusionCache],
+    choice: Choice,
+    given: Mapping[str, Any],
+) -> dict[str, Following]:
+    """By cache."""
+    from kvfold.diffusion import follow
+
+    others = {name: cache for name, cache in caches.items() if name != "none"}
+    found = follow(
+        model,
+        task.prompts,
+        others,
+        length=given["length"],
+        sampler=choice.make(model),
+        seed=given["seed"],
+        on_step=lambda step: note(f"followed for {step} steps") if step % 32 == 0 else None,
+    )
+    return {each.name: each for each in found}
 
 
 def _task(
@@ -191,7 +228,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, object]:
 
     names = (
         *("caches", "rows", "prompt_tokens", "length", "sampler", "steps"),
-        *("block_length", "threshold", "factor", "rounds", "seed"),
+        *("block_length", "threshold", "factor", "rounds", "followed", "seed"),
     )
     calibration, loaded = given["calibration"], given["loaded"]
     return {
@@ -206,6 +243,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, object]:
 
 def _show(
     runners: Sequence[Runner],
+    along: Mapping[str, Following],
     task: Task,
     title: str,
     settings: dict[str, object],
@@ -213,35 +251,47 @@ def _show(
     *,
     json_output: bool,
 ) -> None:
-    document = _document(runners, task, settings)
+    document = _document(runners, along, task, settings)
     if folder is not None:
         _write(runners, title, document, folder)
     if json_output:
         print_json(document)
         return
-    columns = ("cache", "tokens/s", "times none", "agrees", "steps", "computed", "held")
-    stdout().print(
-        table([*columns, *(["right"] if task.exam else [])], _rows(runners, task), title=title)
-    )
+    columns = ["cache", "tokens/s", "times none", "agrees", "steps", "computed", "held"]
+    columns += (["right"] if task.exam else []) + (["KL, nats", "same token"] if along else [])
+    stdout().print(table(columns, _rows(runners, along, task), title=title))
+    if parts := runners[0].step_seconds:
+        names = ["part", *(runner.name for runner in runners)]
+        stdout().print(table(names, _parts(runners, parts), title="milliseconds of a step"))
 
 
-def _rows(runners: Sequence[Runner], task: Task) -> Iterable[list[object]]:
+def _rows(
+    runners: Sequence[Runner], along: Mapping[str, Following], task: Task
+) -> Iterable[list[object]]:
     base = _base(runners)
     for runner in runners:
         row: list[object] = [
             runner.name,
             f"{_spread(runner.tokens_per_second):.1f}",
-            None if (times := _times(runner, base)) is None else f"{times:.2f}",
+            _told_times(runner, base),
             f"{runner.agreement:.1%}",
             runner.report.steps,
             f"{runner.report.share:.0%}",
             format_bytes(runner.report.bytes_held),
         ]
-        yield row + ([f"{task.exam.right(runner.generation.tokens):.1%}"] if task.exam else [])
+        row += [f"{task.exam.right(runner.generation.tokens):.1%}"] if task.exam else []
+        if along and (found := along.get(runner.name)):
+            row += [f"{fmean(found.divergences):.4f}", f"{fmean(found.same):.1%}"]
+        elif along:
+            row += [None, None]
+        yield row
 
 
 def _document(
-    runners: Sequence[Runner], task: Task, settings: dict[str, object]
+    runners: Sequence[Runner],
+    along: Mapping[str, Following],
+    task: Task,
+    settings: dict[str, object],
 ) -> dict[str, object]:
     from kvfold.environment import environment
 
@@ -251,6 +301,9 @@ def _document(
             "cache": runner.name,
             "tokens_per_second": _spread(runner.tokens_per_second).to_dict(),
             "times_none": None if (times := _times(runner, base)) is None else times.to_dict(),
+            "times_none_by_turn": None if (by := _by_turn(runner, base)) is None else by.to_dict(),
+            "step_seconds": runner.step_seconds,
+            "followed": asdict(along[runner.name]) if runner.name in along else None,
             "seconds": _spread(runner.seconds).to_dict(),
             "first_tokens_seconds": _spread(runner.first_seconds).to_dict(),
             "agreement": runner.agreement,
@@ -296,6 +349,34 @@ def _times(runner: Runner, base: Runner) -> Spread | None:
     if not base.new_tokens:
         return None
     return divide(runner.tokens_per_second, base.tokens_per_second)
+
+
+def _by_turn(runner: Runner, base: Runner) -> Spread | None:
+    """The same turn by turn; None if the two have not decided alike many tokens in each."""
+    from kvfold.bench.spread import divide
+
+    if runner.report.steps != base.report.steps:
+        return None
+    return divide(base.turns, runner.turns)
+
+
+def _told_times(runner: Runner, base: Runner) -> str | None:
+    """Times no cache, of all rounds, with the range of the turns or else of the rounds."""
+    times = _times(runner, base)
+    if times is None:
+        return None
+    by = _by_turn(runner, base) or times
+    if len(by.samples) == 1:
+        return f"{times.median:.2f}"
+    return f"{times.median:.2f} ({by.lowest:.2f} to {by.highest:.2f})"
+
+
+def _parts(runners: Sequence[Runner], names: Iterable[str]) -> Iterable[list[object]]:
+    """Milliseconds of a step, a row a part."""
+    found = [runner.step_seconds for runner in runners]
+    for name in dict.fromkeys([*names, *(name for each in found for name in each)]):
+        yield [name, *(f"{1e3 * each.get(name, 0.0):.2f}" for each in found)]
+    yield ["all", *(f"{1e3 * sum(each.values()):.2f}" for each in found)]
 
 
 def _spread(samples: tuple[float, ...]) -> Spread:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,7 @@ from kvfold.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kvfold.diffusion import Calibration, DiffusionCache, DiffusionModel, Sampler
+    from kvfold.diffusion import DiffusionCache, DiffusionModel, Sampler
 
 DiffusionOption = Annotated[
     str,
@@ -106,17 +105,12 @@ class Choice:
         Raises:
             ConfigError: There is none of that name, or it cannot take the options.
         """
-        from kvfold.diffusion import make_sampler
+        from kvfold.diffusion.spec import sampler_of
 
-        name, options = (None, {}) if self.sampler is None else parse_spec(self.sampler)
-        if name is None and model is not None:
-            name = model.traits.sampler
-        twice = sorted(set(options) & set(self.options))
-        if twice:
-            raise ConfigError(
-                f"{twice[0]} is given twice, in --sampler {self.sampler} and by itself: give one"
-            )
-        return None if name is None else make_sampler(name, **options, **self.options)
+        spec = self.sampler
+        if spec is None and model is not None:
+            spec = model.traits.sampler
+        return None if spec is None else sampler_of(spec, self.options)
 
 
 def choice_of(given: Mapping[str, Any]) -> Choice:
@@ -136,25 +130,6 @@ def choice_of(given: Mapping[str, Any]) -> Choice:
     return choice
 
 
-def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """A name and its options, as in `spa:ratio=0.2:curve=uniform`.
-
-    Raises:
-        ConfigError: It is written otherwise.
-    """
-    name, *parts = (part.strip() for part in text.split(":"))
-    options: dict[str, Any] = {}
-    for part in parts:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not name or not key or not equals or not value or key in options:
-            raise ConfigError(
-                f"cannot read {text!r} at {part!r}: write a name and each option once, as in "
-                "spa:ratio=0.2:rank=32"
-            )
-        options[key] = _value(value)
-    return name, options
-
-
 def make_caches(specs: tuple[str, ...], calibration: Path | None) -> dict[str, DiffusionCache]:
     """Caches by what they were written as.
 
@@ -167,13 +142,14 @@ def make_caches(specs: tuple[str, ...], calibration: Path | None) -> dict[str, D
         ArtifactError: The file cannot be read.
     """
     from kvfold.diffusion import Calibration
+    from kvfold.diffusion.spec import cache_of, parse_spec
 
     if not specs or len(set(specs)) < len(specs):
         raise ConfigError(f"the caches are {', '.join(specs) or 'none'}: name each once")
     fitted = None if calibration is None else Calibration.load(calibration)
     if fitted is not None and all(parse_spec(spec)[0] != "spa" for spec in specs):
         raise ConfigError("--calibration is for spa: name it as a cache, or leave the file out")
-    return {spec: _make_cache(spec, fitted) for spec in specs}
+    return {spec: cache_of(spec, fitted) for spec in specs}
 
 
 def open_model(given: Mapping[str, Any]) -> tuple[DiffusionModel, PreTrainedTokenizerBase]:
@@ -232,32 +208,3 @@ def prompts_of(
     if any(not text.strip() for text in texts):
         raise ConfigError("a prompt is empty: give some text")
     return tuple(texts)
-
-
-def _make_cache(spec: str, fitted: Calibration | None) -> DiffusionCache:
-    from kvfold.diffusion import PRESETS, make_cache
-    from kvfold.registry import Registry
-
-    name, options = parse_spec(spec)
-    if name != "spa":
-        return make_cache(name, **options)
-    presets: Registry[Mapping[str, Any]] = Registry("preset of spa")
-    for preset, settings in PRESETS.items():
-        presets.register(preset, settings)
-    if "preset" in options:
-        options = {**presets[str(options.pop("preset"))], **options}
-    if fitted is not None:
-        options = {"curve": fitted.curve, "rank": fitted.rank, "ratio": fitted.ratio, **options}
-    return make_cache(name, **options)
-
-
-def _value(text: str) -> object:
-    """A number, true, false or none, else the text."""
-    words: Mapping[str, object] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    with suppress(ValueError):
-        return int(text)
-    with suppress(ValueError):
-        return float(text)
-    return text

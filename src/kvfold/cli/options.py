@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvfold.cli.checks import check_counts
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ def token_counts(text: str) -> tuple[int, ...]:
     if not parts or not all(part.isdecimal() for part in parts):
         raise ConfigError(f"--lengths {text!r}: give numbers of tokens such as 256,512")
     return tuple(map(int, parts))
+
+
+def distinct_counts(text: str) -> tuple[int, ...]:
+    """The numbers of tokens in a list of `--lengths` in which each stands once.
+
+    Raises:
+        ConfigError: When there is none, one twice, one that is 0, or something else among them.
+    """
+    found = token_counts(text)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"--lengths {text!r} has a length twice: give each once")
+    check_counts(lengths=min(found))
+    return found
 
 
 def load(

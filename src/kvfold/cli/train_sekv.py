@@ -151,14 +151,12 @@ def _run(
     method: ZoomSettings,
 ) -> TrainedGates:
     from kvfold.home import public_name
-    from kvfold.training import open_corpus
+    from kvfold.training import open_corpora
     from kvfold.zoom.train import train_gates
 
     accelerator = where.accelerator()
     loaded, tokenizer = load(where.model, where.dtype, where.device_for(accelerator))
-    corpora = [
-        open_corpus(texts, tokenizer, length=length, seed=settings.seed) for length in lengths
-    ]
+    corpora = open_corpora(texts, tokenizer, lengths=lengths, seed=settings.seed)
     with progress() as report:
         return train_gates(
             loaded,

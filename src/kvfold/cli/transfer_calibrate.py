@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +13,16 @@ import typer
 from kvfold.cli.checks import check_counts, check_extras, check_model
 from kvfold.cli.console import JsonOption, facts, note, print_json, progress, stdout
 from kvfold.cli.files import output_folder
-from kvfold.cli.options import DeviceOption, DtypeOption, listed, load
+from kvfold.cli.options import DeviceOption, DtypeOption, distinct_counts, listed, load
 from kvfold.cli.train_place import ResumeOption, TextsOption, this_command
 from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
+    from kvfold.training import Corpus
+    from kvfold.training.words import Split
     from kvfold.transfer import CalibrationProgress, CalibrationSettings, Codec
 
 STATE = "state"
@@ -58,7 +62,15 @@ RefineOption = Annotated[
         "none."
     ),
 ]
-TokensOption = Annotated[int, typer.Option(help="Tokens of a text, and of a payload's prefix.")]
+TokensOption = Annotated[
+    int, typer.Option(help="Tokens of a payload's prefix, and of a text without --lengths.")
+]
+LengthsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens of the texts in turn, a comma between.", show_default="that of --tokens"
+    ),
+]
 ContinuationOption = Annotated[
     int, typer.Option(help="Last tokens of a text, on which predictions are compared.")
 ]
@@ -81,6 +93,8 @@ class Order:
     """Texts that are read."""
     refine: int
     """Texts that decoders are taught on."""
+    lengths: tuple[int, ...]
+    """Tokens of all these in turn."""
     payload: float | None
     """Share of raw."""
     max_kl: float | None
@@ -103,6 +117,7 @@ def calibrate(
     count: CountOption = 200,
     refine: RefineOption = 200,
     tokens: TokensOption = 1024,
+    lengths: LengthsOption = None,
     continuation: ContinuationOption = 64,
     patches: PatchesOption = 8,
     widths: WidthsOption = "8,4",
@@ -125,7 +140,17 @@ def calibrate(
     if payload is None and max_kl is None:
         payload = 0.25
     order = Order(
-        producer, consumer, listed(texts), count, refine, payload, max_kl, folder, dtype, device
+        producer,
+        consumer,
+        listed(texts),
+        count,
+        refine,
+        (tokens,) if lengths is None else distinct_counts(lengths),
+        payload,
+        max_kl,
+        folder,
+        dtype,
+        device,
     )
     settings = _settings(locals(), order)
     try:
@@ -158,11 +183,13 @@ def _settings(given: Mapping[str, Any], order: Order) -> CalibrationSettings:
     from kvfold.transfer.probes import SHORTEST
     from kvfold.transfer.settings import Target
 
-    bits, patches = listed(given["widths"]), given["patches"]
+    bits, patches, lengths = listed(given["widths"]), given["patches"], order.lengths
     if not bits or not all(part.isdecimal() for part in bits):
         raise ConfigError(f"--widths {given['widths']!r}: give numbers of bits such as 8,4")
     settings = CalibrationSettings(
         tokens=given["tokens"],
+        # As many of each length, both to choose by and to measure the result.
+        probes=math.ceil(CalibrationSettings().probes / len(lengths)) * len(lengths),
         continuation=given["continuation"],
         patches=patches,
         pool=max(patches, CalibrationSettings().pool),
@@ -171,27 +198,35 @@ def _settings(given: Mapping[str, Any], order: Order) -> CalibrationSettings:
     )
     settings.check()
     Target(order.payload, order.max_kl)
-    if settings.tokens < settings.continuation + SHORTEST:
-        least = settings.continuation + SHORTEST
+    least = settings.continuation + SHORTEST
+    if min(lengths) < least:
+        option = "--tokens" if given["lengths"] is None else "--lengths"
         raise ConfigError(
-            f"--tokens {settings.tokens} is too short to measure by: give at least {least}"
+            f"{option} {min(lengths)} is too short to measure by: give at least {least}, or a "
+            "smaller --continuation"
         )
+    for option, texts in (("--count", order.count), ("--refine", order.refine)):
+        if 0 < texts < len(lengths):
+            raise ConfigError(
+                f"{option} {texts} is too few for {len(lengths)} lengths: give at least one text "
+                "of each"
+            )
     return settings
 
 
 def _run(order: Order, settings: CalibrationSettings) -> tuple[Codec, str]:
     from kvfold.environment import environment
     from kvfold.home import public_name
-    from kvfold.training import open_corpus
+    from kvfold.training import open_corpora
     from kvfold.transfer import calibrate as fit
 
     first, tokenizer = load(order.producer, order.dtype, order.device)
     second, other = load(order.consumer, order.dtype, order.device)
     settings = replace(settings, tokenizer=_shared_digest(tokenizer, other))
-    corpus = open_corpus(order.texts, tokenizer, length=settings.tokens, seed=settings.seed)
-    read = [corpus.excerpt(i, "train").tokens for i in range(order.count + order.refine)]
+    corpora = open_corpora(order.texts, tokenizer, lengths=order.lengths, seed=settings.seed)
+    read = _excerpts(corpora, order.count + order.refine, "train")
     # What is measured on shares nothing with what is read.
-    measured = [corpus.excerpt(i, "validation").tokens for i in range(2 * settings.probes)]
+    measured = _excerpts(corpora, 2 * settings.probes, "validation")
     with progress() as report:
         codec = fit(
             first,
@@ -207,11 +242,16 @@ def _run(order: Order, settings: CalibrationSettings) -> tuple[Codec, str]:
     names = [public_name(name) for name in (order.producer, order.consumer)]
     added = {
         "models": {"producer": names[0], "consumer": names[1]},
-        "corpus": corpus.describe(),
+        "corpora": [corpus.describe() for corpus in corpora],
         "command": this_command(),
         "environment": environment(),
     }
     return replace(codec, record=codec.record | added), " to ".join(names)
+
+
+def _excerpts(corpora: Sequence[Corpus], count: int, split: Split) -> list[torch.Tensor]:
+    """Texts of the corpora in turn, each of a number of its own: one number has the same draws."""
+    return [corpora[i % len(corpora)].excerpt(i, split).tokens for i in range(count)]
 
 
 def _shared_digest(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvfold.cli.checks import check_counts, check_model
+from kvfold.cli.checks import check_model
 from kvfold.cli.console import JsonOption, note, progress
-from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, listed, token_counts
+from kvfold.cli.options import DeviceOption, DtypeOption, ModelOption, distinct_counts, listed
 from kvfold.cli.train_place import (
     EveryOption,
     OutOption,
@@ -27,7 +27,6 @@ from kvfold.cli.train_place import (
     show_trained,
     this_command,
 )
-from kvfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvfold.training import TrainingSettings
@@ -81,7 +80,7 @@ def specialise(
     """
     check_model(model, dtype)
     folder = folder_for(out)
-    counts = _lengths(lengths)
+    counts = distinct_counts(lengths)
     settings, method = _settings(locals())
     where = Place(_loadable(model), dtype, device, folder, resume)
     where.check()
@@ -89,14 +88,6 @@ def specialise(
         trained = _run(where, listed(texts), counts, settings, method)
     if is_main():
         _show(trained, json_output=json_output)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    found = token_counts(text)
-    if len(set(found)) < len(found):
-        raise ConfigError(f"--lengths {text!r} has a length twice: give each once")
-    check_counts(lengths=min(found))
-    return found
 
 
 def _loadable(model: str) -> str:
@@ -133,16 +124,14 @@ def _run(
     method: SpecialistSettings,
 ) -> Specialised:
     from kvfold.models import load_model
-    from kvfold.training import open_corpus
+    from kvfold.training import open_corpora
     from kvfold.transfer.specialise import specialise as teach
 
     accelerator = where.accelerator()
     device = where.device_for(accelerator)
     # Not attached: kvfold's attention is for caches, and training needs none.
     loaded, tokenizer = load_model(where.model, dtype=where.dtype, device=device, progress=note)
-    corpora = [
-        open_corpus(texts, tokenizer, length=length, seed=settings.seed) for length in lengths
-    ]
+    corpora = open_corpora(texts, tokenizer, lengths=lengths, seed=settings.seed)
     with progress() as report:
         return teach(
             loaded,

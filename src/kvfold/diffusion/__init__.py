@@ -14,6 +14,7 @@ from kvfold.diffusion.caches import (
     make_cache,
 )
 from kvfold.diffusion.calibrate import Calibration, calibrate, fit_curve
+from kvfold.diffusion.follow import Following, follow
 from kvfold.diffusion.generate import Frame, Generation, Writing, generate, stream
 from kvfold.diffusion.model import DiffusionModel
 from kvfold.diffusion.own import OWN
@@ -44,6 +45,7 @@ __all__ = [
     "DiffusionReport",
     "DreamSampler",
     "DualCache",
+    "Following",
     "Frame",
     "Generation",
     "LLaDASampler",
@@ -57,6 +59,7 @@ __all__ = [
     "Writing",
     "calibrate",
     "fit_curve",
+    "follow",
     "generate",
     "load_tokenizer",
     "make_cache",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kvfold.diffusion.parts import part
 from kvfold.diffusion.shape import DecoderShape
 from kvfold.ops.rotary import rotate
 
@@ -84,17 +85,20 @@ class Layer(nn.Module):
 
     def queries(self, normed: torch.Tensor, angles: Angles) -> torch.Tensor:
         """Rotated queries `[B, K, H, D]` of normed inputs `[B, K, M]`."""
-        split = self.query(normed).unflatten(-1, (self.dims[0], self.dims[2]))
-        return rotate(self.query_norm(split), *angles)
+        with part("queries"):
+            split = self.query(normed).unflatten(-1, (self.dims[0], self.dims[2]))
+            return rotate(self.query_norm(split), *angles)
 
     def keys(self, normed: torch.Tensor, angles: Angles) -> torch.Tensor:
         """Rotated keys `[B, K, G, D]` of normed inputs `[B, K, M]`."""
-        split = self.key(normed).unflatten(-1, self.dims[1:])
-        return rotate(self.key_norm(split), *angles)
+        with part("keys and values"):
+            split = self.key(normed).unflatten(-1, self.dims[1:])
+            return rotate(self.key_norm(split), *angles)
 
     def values(self, normed: torch.Tensor) -> torch.Tensor:
         """Values `[B, K, G, D]` of normed inputs `[B, K, M]`."""
-        return self.value(normed).unflatten(-1, self.dims[1:])
+        with part("keys and values"):
+            return self.value(normed).unflatten(-1, self.dims[1:])
 
     def attended(
         self,
@@ -113,9 +117,13 @@ class Layer(nn.Module):
             values: Likewise.
             visible: As `attend` takes it.
         """
-        hidden = hidden + self.output(attend(queries, keys, values, visible))
-        normed = self.mlp_norm(hidden)
-        return hidden + self.down(self.activation(self.gate(normed)) * self.up(normed))
+        with part("attention"):
+            mixed = attend(queries, keys, values, visible)
+        with part("output"):
+            hidden = hidden + self.output(mixed)
+        with part("MLP"):
+            normed = self.mlp_norm(hidden)
+            return hidden + self.down(self.activation(self.gate(normed)) * self.up(normed))
 
     def forward(
         self, hidden: torch.Tensor, angles: Angles, visible: torch.Tensor | None
@@ -159,7 +167,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits `[..., V]` of the last layer's outputs `[..., M]`."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return nn.functional.linear(self.norm(hidden), weight)
+        with part("logits"):
+            return nn.functional.linear(self.norm(hidden), weight)
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None = None

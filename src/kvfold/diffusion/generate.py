@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from kvfold.diffusion.caches import DiffusionCache, make_cache
+from kvfold.diffusion.caches import CacheState, DiffusionCache, make_cache
 from kvfold.diffusion.canvas import Canvas, Prompts, blank_canvas
 from kvfold.diffusion.model import DiffusionModel
+from kvfold.diffusion.parts import part
 from kvfold.diffusion.samplers import SAMPLERS, RowNoise, Sampler
 from kvfold.diffusion.work import DiffusionReport
 
@@ -24,6 +25,11 @@ class Frame:
     """`[B, G]` of all prompts, the mask token where nothing is decided."""
     changed: torch.Tensor
     """Whether a place was decided in this step, `[B, G]`."""
+
+
+Watch = Callable[[Canvas, torch.Tensor, torch.Tensor], None]
+"""Shown the canvas before a step's decisions, the logits `[W, V]` of its wanted places, and which
+places are decided, `[B, N]`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +119,7 @@ class Writing:
         cache: DiffusionCache,
         sampler: Sampler,
         noise: RowNoise,
+        watch: Watch | None = None,
     ) -> None:
         """Set up; nothing is computed yet.
 
@@ -122,17 +129,24 @@ class Writing:
             cache: The description.
             sampler: Likewise.
             noise: Of the canvas's rows.
+            watch: Shown every step.
         """
+        self._watch = watch
         self._model, self._canvas, self._sampler, self._noise = model, canvas, sampler, noise
         self._cache = cache
-        self._state = cache.start(model, self._seen())
+        self._state = cache.start(model, seen_by(model, sampler, canvas))
         self._rows = len(canvas.ids)
         self._ids = canvas.generated(canvas.ids).clone()
         self._bytes = self._state.nbytes
 
+    @property
+    def done(self) -> bool:
+        """Whether every row is finished."""
+        return not len(self._canvas.ids)
+
     def __iter__(self) -> Iterator[Frame]:
         """A frame after each step."""
-        while len(self._canvas.ids):
+        while not self.done:
             with torch.no_grad():
                 changed = self._step()
             yield Frame(self._canvas.step, self._ids.clone(), changed)
@@ -160,40 +174,21 @@ class Writing:
         """Evaluate, decide, let go; where something was decided, `[B, G]` of all prompts."""
         canvas = self._canvas
         self._sampler.aim(canvas)
+        seen = seen_by(self._model, self._sampler, canvas)
         counts = canvas.wanted.sum(dim=1).tolist()
-        proposed, sure = self._sampler.propose(self._logits(), counts, self._noise)
+        logits = evaluate(self._model, self._sampler, canvas, seen, self._state)
+        with part("sampling"):
+            proposed, sure = self._sampler.propose(logits, counts, self._noise)
         tokens = canvas.ids.masked_scatter(canvas.wanted, proposed)
         confidence = torch.full(canvas.ids.shape, -torch.inf, device=sure.device, dtype=sure.dtype)
         confidence = canvas.generated(confidence.masked_scatter(canvas.wanted, sure))
         chosen = torch.zeros_like(canvas.wanted)
         chosen[:, canvas.prompt :] = self._sampler.choose(confidence, canvas, self._noise)
+        if self._watch is not None:
+            self._watch(canvas, logits, chosen)
         canvas.decide(tokens, chosen)
         self._bytes = max(self._bytes, self._state.nbytes)
         return self._publish()
-
-    def _seen(self) -> Canvas:
-        """What the model is shown: under guidance every row twice."""
-        if self._sampler.guidance:
-            return self._canvas.with_blank(self._model.traits.mask_id)
-        return self._canvas
-
-    def _logits(self) -> torch.Tensor:
-        """Logits `[W, V]` of the wanted places, without what may not be emitted."""
-        canvas, scale, work = self._canvas, self._sampler.guidance, self._state.work
-        seen = self._seen()
-        outputs = self._state.step(seen)
-        rows, columns = canvas.wanted.nonzero(as_tuple=True)
-        sources = columns - self._model.traits.shift
-        logits = self._model.decoder.logits(outputs.at(rows, sources)).float()
-        if scale:
-            others = outputs.at(rows + len(canvas.ids), sources)
-            without = self._model.decoder.logits(others).float()
-            logits = without + (scale + 1) * (logits - without)
-        work.steps += 1
-        work.dense += seen.ids.numel()
-        work.logits += len(logits) * (2 if scale else 1)
-        logits[:, self._model.traits.never] = -torch.inf
-        return logits
 
     def _publish(self) -> torch.Tensor:
         """Copy what was decided, end the rows that are finished, and go on with the others."""
@@ -236,3 +231,35 @@ class Writing:
         ends = self._model.traits.eos_ids if self._sampler.stop_at_eos else frozenset[int]()
         first = next((place for place, token in enumerate(row) if token in ends), len(row) - 1)
         return row[: first + 1]
+
+
+def seen_by(model: DiffusionModel, sampler: Sampler, canvas: Canvas) -> Canvas:
+    """What the model is shown: under guidance every row twice."""
+    return canvas.with_blank(model.traits.mask_id) if sampler.guidance else canvas
+
+
+def evaluate(
+    model: DiffusionModel, sampler: Sampler, canvas: Canvas, seen: Canvas, state: CacheState
+) -> torch.Tensor:
+    """One step of a cache: logits `[W, V]` of the wanted places, without what may not be emitted.
+
+    Args:
+        model: Whose layers run.
+        sampler: Whose guidance counts.
+        canvas: With the wanted places set.
+        seen: What the model is shown of it.
+        state: Of the cache; it goes on by a step.
+    """
+    outputs = state.step(seen)
+    rows, columns = canvas.wanted.nonzero(as_tuple=True)
+    sources = columns - model.traits.shift
+    logits = model.decoder.logits(outputs.at(rows, sources)).float()
+    if scale := sampler.guidance:
+        others = outputs.at(rows + len(canvas.ids), sources)
+        without = model.decoder.logits(others).float()
+        logits = without + (scale + 1) * (logits - without)
+    state.work.steps += 1
+    state.work.dense += seen.ids.numel()
+    state.work.logits += len(logits) * (2 if scale else 1)
+    logits[:, model.traits.never] = -torch.inf
+    return logits

@@ -19,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from kvfold.diffusion.model import DiffusionModel, positions_of, visibility
+from kvfold.diffusion.likelihood import fill
+from kvfold.diffusion.model import DiffusionModel
 from kvfold.diffusion.options import as_number, is_whole
 from kvfold.errors import ConfigError
 from kvfold.models.fingerprint import weights_checksum
@@ -148,7 +149,7 @@ class MaskedLearner:
         times = self.settings.least + (1 - self.settings.least) * times[:, None]
         drawn = torch.rand(ids.shape, generator=generator) < times
         masked = drawn.to(ids.device) & free
-        nll, right = self._fill(ids, masked)
+        nll, right = fill(self.model, ids, masked)
         weights = (1 / times).to(ids.device).expand(ids.shape)[masked]
         loss = (nll * weights).sum() / free.sum().clamp_min(1)
         return StepOutcome(loss, {"nll": _mean(nll.detach()), "right": _mean(right)})
@@ -157,7 +158,7 @@ class MaskedLearner:
         """Negative log-likelihood and share of right tokens, at three shares of masks."""
         found: dict[str, float] = {}
         for share, batches in zip(SHARES, self._held_out, strict=True):
-            parts = [self._fill(ids, masked) for ids, masked in batches]
+            parts = [fill(self.model, ids, masked) for ids, masked in batches]
             name = f"{share:.0%}"
             found[f"nll at {name}"] = _mean(torch.cat([nll for nll, _ in parts]))
             found[f"right at {name}"] = _mean(torch.cat([right for _, right in parts]))
@@ -198,19 +199,6 @@ class MaskedLearner:
             drawn = [torch.rand(ids.shape, generator=generator) < share for ids, _ in held]
             found.append([(i, d.to(i.device) & f) for (i, f), d in zip(held, drawn, strict=True)])
         return found
-
-    def _fill(self, ids: torch.Tensor, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each masked token, the negative log-likelihood and whether it is the likeliest."""
-        traits, decoder = self.model.traits, self.model.decoder
-        valid = torch.ones_like(masked)
-        positions = positions_of(valid)
-        seen = ids.masked_fill(masked, traits.mask_id)
-        hidden = decoder(seen, positions, visibility(traits, valid, positions, positions))
-        sources = torch.nn.functional.pad(masked[:, traits.shift :], (0, traits.shift))
-        logits = decoder.logits(hidden[sources]).float()
-        wanted = ids[masked]
-        nll = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-        return nll, (logits.argmax(dim=-1) == wanted).float()
 
 
 def _mean(values: torch.Tensor) -> float:

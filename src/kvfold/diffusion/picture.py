@@ -13,6 +13,10 @@ from kvfold.diffusion.calibrate import ENOUGH, Calibration
 from kvfold.diffusion.race import Runner
 
 _INK, _DRIFT, _CURVE, _RANK = "#222222", "#0072b2", "#d55e00", "#00754f"
+_PARTS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#f0e442", "#7f7f7f", "#4b0082"),
+)
 
 
 def draw_calibration(calibration: Calibration) -> Figure:
@@ -25,9 +29,11 @@ def draw_calibration(calibration: Calibration) -> Figure:
 
 
 def draw_race(runners: Sequence[Runner], title: str) -> Figure:
-    """Tokens a second, median with range, and agreement with no cache."""
-    figure = Figure(figsize=(10, 1.4 + 0.4 * len(runners)), layout="constrained")
-    speed, agreement = figure.subplots(1, 2, sharey=True)
+    """Tokens a second, median with range, agreement with no cache, and where a step's time goes."""
+    timed = any(runner.parts for runner in runners)
+    height = 1.4 + 0.4 * len(runners) + (0.9 if timed else 0.0)
+    figure = Figure(figsize=(14 if timed else 10, height), layout="constrained")
+    speed, agreement, *rest = figure.subplots(1, 3 if timed else 2, sharey=True)
     names = [runner.name for runner in runners]
     spreads = [sorted(runner.tokens_per_second) for runner in runners]
     medians = [_median(spread) for spread in spreads]
@@ -40,12 +46,26 @@ def draw_race(runners: Sequence[Runner], title: str) -> Figure:
     bars = agreement.barh(names, shares, color=_CURVE)
     agreement.bar_label(bars, fmt="{:.1f}", padding=3, fontsize=8)
     agreement.set_xlabel("tokens equal to those of `none`, %")
+    for axes in rest:
+        _draw_parts(axes, runners)
     for axes in (speed, agreement):
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
     speed.invert_yaxis()
     figure.suptitle(title.replace("$", r"\$"), fontsize=10, color=_INK)
     return figure
+
+
+def _draw_parts(axes: Axes, runners: Sequence[Runner]) -> None:
+    found = [runner.step_seconds for runner in runners]
+    names, left = [runner.name for runner in runners], [0.0] * len(runners)
+    for number, part in enumerate(dict.fromkeys(name for each in found for name in each)):
+        widths = [1e3 * each.get(part, 0.0) for each in found]
+        axes.barh(names, widths, left=left, color=_PARTS[number % len(_PARTS)], label=part)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_xlabel("milliseconds of a step, by part")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _draw_drift(axes: Axes, calibration: Calibration) -> None:

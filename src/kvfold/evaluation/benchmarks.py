@@ -10,6 +10,7 @@ model's chat template, and strings that end an answer. All of it is as the bench
 | `infinitebench/...` | InfiniteBench (arXiv 2402.13718), github.com/OpenBMB/InfiniteBench |
 | `ruler/...` | RULER (arXiv 2404.06654), github.com/NVIDIA/RULER |
 | `bbh/...` | BIG-Bench Hard (arXiv 2210.09261), github.com/suzgunmirac/BIG-Bench-Hard |
+| `gsm8k/...` | GSM8K (arXiv 2110.14168), github.com/openai/grade-school-math |
 | `hotpotqa/...`, `cmrc2018/...` | scores as published; they have no prompts, and take LongBench's |
 
 A prompt that is too long loses its middle, as LongBench's do. Departures: it is cut before it is
@@ -28,7 +29,14 @@ from typing import Any
 
 from kvfold.errors import ConfigError
 from kvfold.evaluation.prompt import Prompt, frame
-from kvfold.evaluation.public_data import HOTPOTQA, Source, rows_of
+from kvfold.evaluation.public_data import (
+    EXEMPLARS,
+    GSM8K,
+    HOTPOTQA,
+    Source,
+    problem_of,
+    rows_of,
+)
 from kvfold.evaluation.sample import Sample, Wanted, task
 from kvfold.text import encode
 
@@ -72,6 +80,10 @@ class Task:
     """Strings that end an answer."""
     question: str = ""
     """Where rows have the whole prompt: a pattern with which its question begins."""
+    fields: str = ""
+    """A pattern whose named groups, found in a row's input, stand in the prompt."""
+    shots: int = 0
+    """Worked examples to show, of a benchmark that leaves their number open."""
 
     def parts(self, item: Item) -> tuple[str, str]:
         """A prompt up to the end of what is read, and from there on."""
@@ -153,13 +165,23 @@ def _longbench(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
 
 
 def _infinitebench(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
-    """Of four options the right one's letter is right, too."""
+    """Of four options the right one's letter is right, too; answers may be numbers."""
     for row in rows:
         answer, options = row["answer"], row.get("options") or ()
-        expected = [answer] if isinstance(answer, str) else list(answer)
+        if isinstance(answer, list) and answer and isinstance(answer[0], list):
+            (answer,) = answer
+        expected = list(map(str, answer)) if isinstance(answer, list) else [str(answer)]
         if options and len(expected) == 1:
             expected.append("ABCD"[list(options).index(expected[0])])
-        yield Item(row["context"], expected, row)
+        yield Item(row["context"], expected, {**row, **_named(task_.fields, row["input"])})
+
+
+def _named(pattern: str, text: str) -> dict[str, str]:
+    """What the named groups of a pattern find."""
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"{text!r} has nothing like {pattern}")
+    return found.groupdict()
 
 
 def _ruler(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
@@ -196,6 +218,17 @@ def _hotpotqa(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
         yield Item("\n\n".join(passages), [row["answer"]], {"input": row["question"]})
 
 
+def _gsm8k(task_: Task, rows: Iterable[Row]) -> Iterator[Item]:
+    """Worked problems, the same before every question, are among those that are never asked."""
+    every = list(map(problem_of, rows))
+    examples = "\n\n".join(
+        f"Question: {shown.question}\nAnswer: {shown.worked}\n#### {shown.result}"
+        for shown in every[-EXEMPLARS:][: task_.shots]
+    )
+    for problem in every[:-EXEMPLARS]:
+        yield Item(examples, [problem.result], {"input": problem.question})
+
+
 _READERS: dict[str, Callable[..., Iterator[Item]]] = {
     "longbench": _longbench,
     "infinitebench": _infinitebench,
@@ -203,14 +236,19 @@ _READERS: dict[str, Callable[..., Iterator[Item]]] = {
     "bbh": _bbh,
     "cmrc2018": _cmrc2018,
     "hotpotqa": _hotpotqa,
+    "gsm8k": _gsm8k,
 }
 """From a task and the rows of each of its sources to items, by benchmark."""
 
 
+_SHARED = {each.file: each for each in (GSM8K, HOTPOTQA)}
+"""Files that other sets are made from, too."""
+
+
 def _source(name: str, known: Mapping[str, str]) -> Source:
     """A source as the table has it, for one task."""
-    if known["file"] == HOTPOTQA.file:
-        return HOTPOTQA
+    if known["file"] in _SHARED:
+        return _SHARED[known["file"]]
     values = {key: value.replace("{task}", name) for key, value in known.items()}
     file, url = values["file"], values.get("url")
     options: dict[str, str] = {} if url is None else {"data_files": url}

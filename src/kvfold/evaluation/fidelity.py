@@ -288,6 +288,7 @@ class _Judge:
             left_out=sample.left_out,
             divergences=found.divergences[number],
             agreements=found.agreements[number],
+            nll=found.nll[number],
             **asdict(verdict),
             tokens_kept=round(fmean(report.tokens_kept)),
             bytes_held=(report.bytes_fast + report.bytes_slow) // report.rows,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,7 @@ from kvfold.evaluation.generation import has_end, stop_tokens
 from kvfold.evaluation.metering import Metered
 from kvfold.evaluation.prompt_batch import PromptBatch
 from kvfold.evaluation.sample import Protocol, Sample
-from kvfold.ops.divergence import kl_divergence
+from kvfold.ops.divergence import kl_divergence, negative_log_likelihood
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Reference:
     """Tokens of each row that count."""
     logits: list[torch.Tensor]
     """After each forced token, `[B, V]`."""
+    nll: list[float | None]
+    """Nats a token by row, as of a method."""
     answers: list[Answer] | None
     """Its own; None for texts."""
     limit: int
@@ -42,6 +45,11 @@ class Reference:
     metered: Metered
     """What it took, its own answers included."""
 
+    @property
+    def following(self) -> torch.Tensor:
+        """Tokens of texts after the first forced one, `[N - 1, B]`; none of answers."""
+        return self.forced.T[1:] if self.answers is None else self.forced.T[:0]
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -51,6 +59,9 @@ class Found:
     """`KL(full || method)` by row and forced token."""
     agreements: list[list[bool]]
     """Whether both find the same token likeliest, by row and forced token."""
+    nll: list[float | None]
+    """Mean negative log-likelihood of a text's tokens after the first forced one, in nats, by row;
+    None where there are none, and for answers."""
     answers: list[Answer] | None
     """Its own; None for texts."""
     report: CacheReport
@@ -64,6 +75,7 @@ class Found:
         return cls(
             [[0.0] * length for length in reference.lengths],
             [[True] * length for length in reference.lengths],
+            reference.nll,
             reference.answers,
             reference.report,
             reference.metered,
@@ -117,13 +129,16 @@ class BatchRunner:
             forced = torch.tensor(follow, device=self._model.device)
             logits = [decoder.feed(tokens) for tokens in forced.T]
             lengths = list(map(len, follow))
+            pairs = zip(logits, forced.T[1:], strict=False)
+            nll = _means([negative_log_likelihood(*pair) for pair in pairs], len(samples))
         else:
             answers, logits = self._answer(decoder, limit, until)
             rows = [answer.tokens + [self._pad] * len(logits) for answer in answers]
             forced = torch.tensor([row[: len(logits)] for row in rows], device=self._model.device)
             lengths = [len(answer.tokens) for answer in answers]
+            nll = _means([], len(samples))
         return Reference(
-            prompts, forced, lengths, logits, answers, limit, until, report, decoder.metered()
+            prompts, forced, lengths, logits, nll, answers, limit, until, report, decoder.metered()
         )
 
     def compare(self, cache: KVCache, reference: Reference) -> Found:
@@ -139,17 +154,21 @@ class BatchRunner:
         decoder = reference.prompts.tell(cache)
         report = decoder.cache.report()
         free = decoder.fork() if reference.answers else None
-        said, distances = [decoder.logits.argmax(dim=-1)], []
-        for tokens, expected in zip(reference.forced.T, reference.logits, strict=True):
-            logits = decoder.feed(tokens)
+        said, distances, nats = [decoder.logits.argmax(dim=-1)], [], []
+        following = reference.following
+        for step, expected in enumerate(reference.logits):
+            logits = decoder.feed(reference.forced[:, step])
             said.append(logits.argmax(dim=-1))
             distances.append(kl_divergence(expected, logits))
+            if step < len(following):
+                nats.append(negative_log_likelihood(logits, following[step]))
         found = torch.stack(said, dim=1)
         divergences, agreements = self._cut(reference, distances, found)
         answers = None
         if free is not None and reference.answers is not None:
             answers = self._answers(free, reference, found.tolist())
-        return Found(divergences, agreements, answers, report, decoder.metered())
+        nll = _means(nats, len(reference.lengths))
+        return Found(divergences, agreements, nll, answers, report, decoder.metered())
 
     def _cut(
         self, reference: Reference, distances: list[torch.Tensor], found: torch.Tensor
@@ -164,10 +183,7 @@ class BatchRunner:
             kl.tolist(), (found[:, 1:] == likeliest).tolist(), reference.lengths, strict=True
         )
         cut = [(each[:length], same[:length]) for each, same, length in rows]
-        if any(number != number for numbers, _ in cut for number in numbers):
-            raise KVFoldError(
-                "the model gives logits that are not numbers: give another --dtype, such as float32"
-            )
+        _require_numbers(number for numbers, _ in cut for number in numbers)
         return [numbers for numbers, _ in cut], [same for _, same in cut]
 
     def _answers(
@@ -200,3 +216,19 @@ class BatchRunner:
     ) -> tuple[list[Answer], list[torch.Tensor]]:
         is_done = partial(has_end, self._tokenizer, stops=until)
         return answer_greedily(decoder, limit=limit, stop=self._stop, is_done=is_done)
+
+
+def _means(nats: Sequence[torch.Tensor], rows: int) -> list[float | None]:
+    """Mean over tokens by row; None where there are no tokens."""
+    if not nats:
+        return [None] * rows
+    means = torch.stack(list(nats)).mean(dim=0).tolist()
+    _require_numbers(means)
+    return means
+
+
+def _require_numbers(numbers: Iterable[float]) -> None:
+    if not all(map(math.isfinite, numbers)):
+        raise KVFoldError(
+            "the model gives logits that are not numbers: give another --dtype, such as float32"
+        )

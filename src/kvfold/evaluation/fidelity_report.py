@@ -41,6 +41,9 @@ class Summary:
     """`KL(full || method)` in nats: mean over samples; None where no answer has a token."""
     agreement: float | None
     """Share of tokens after which both find the same token likeliest, mean over samples."""
+    perplexity: Interval | None
+    """Of texts after their first forced token: exp of the mean negative log-likelihood over
+    samples; None without texts, and where a row does not have it."""
     score: float | None
     """Share of tasks answered right, or the mean of the benchmark's score; None without tasks."""
     share_of_full: float | None
@@ -187,6 +190,8 @@ def _summary(
     seed: int,
 ) -> Summary:
     distances = [row.kl for row in rows if row.kl is not None]
+    nats = [row.nll for row in rows if row.nll is not None]
+    is_whole = len(nats) == sum(row.kind == "text" for row in rows) > 0
     answered = [row for row in rows if row.points is not None]
     references = [full[_sample(row)] for row in answered]
     score, best = (
@@ -203,6 +208,7 @@ def _summary(
         cut=sum(row.left_out > 0 for row in rows),
         kl=Interval.of(distances, seed=seed) if distances else None,
         agreement=_mean(row.agreement for row in rows if row.agreement is not None),
+        perplexity=Interval.of(nats, seed=seed).exp() if is_whole else None,
         score=score,
         share_of_full=score / best if score is not None and best else None,
         faults=_faults(tasks),

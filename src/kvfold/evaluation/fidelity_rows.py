@@ -54,6 +54,9 @@ class Row:
     """`KL(full || method)` in nats after each forced token; empty for an empty answer."""
     agreements: list[bool]
     """Whether both find the same token likeliest, after each forced token."""
+    nll: float | None = None
+    """Mean negative log-likelihood of a text's tokens after the first forced one, in nats: the
+    logarithm of the perplexity. None for a task, where there is one token, and in old rows."""
     answer: str | None
     """Greedy; None for a text."""
     answer_tokens: int | None

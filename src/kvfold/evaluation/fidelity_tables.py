@@ -43,6 +43,7 @@ COLUMNS = (
     "budget",
     "KL to full (95 %)",
     "top-1",
+    "perplexity (95 %)",
     "score",
     "of full",
     "repet.",
@@ -90,7 +91,8 @@ COST_LEGEND = (
 LEGEND = (
     "KL: nats from the full cache's next-token distribution, mean over samples and its bootstrap "
     "interval, eviction at every decoded token; top-1: share of tokens on whose likeliest "
-    "successor both agree; score: share of right answers, or mean of a benchmark's own score, and "
+    "successor both agree; perplexity: of texts after their first forced token, with its bootstrap "
+    "interval over samples; score: share of right answers, or mean of a benchmark's own score, and "
     "that as a share of the full cache's; "
     "repet., overl., wrong: share of answers that repeat themselves, that do not end where the "
     "full cache's does, and that are wrong otherwise; length: of answers, as a multiple of the "
@@ -107,6 +109,7 @@ def summary_rows(summaries: Iterable[Summary]) -> list[tuple[str | None, ...]]:
             each.budget,
             None if each.kl is None else _interval(each.kl),
             _percent(each.agreement),
+            None if each.perplexity is None else _interval(each.perplexity, 2),
             _percent(each.score),
             _percent(each.share_of_full),
             *((None,) * 3 if each.faults is None else map(_percent, each.faults.values())),
@@ -249,8 +252,9 @@ def _listed(lengths: Sequence[int]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def _interval(interval: Interval) -> str:
-    return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"
+def _interval(interval: Interval, digits: int = 4) -> str:
+    mean, low, high = (f"{e:.{digits}f}" for e in (interval.mean, interval.low, interval.high))
+    return f"{mean} ({low} to {high})"
 
 
 def _share(share: Share) -> str:

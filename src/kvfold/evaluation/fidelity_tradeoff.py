@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from kvfold.bench.spread import Spread
-from kvfold.evaluation.fidelity_grid import share_right
 from kvfold.evaluation.fidelity_rows import Row, by_run
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.statistics import Interval, Share
@@ -25,8 +25,9 @@ class Point:
     """What it may keep."""
     kl: Interval | None
     """`KL(full || method)` in nats; None where no answer has a token."""
-    answers: Share | None
-    """Those that are right; None without tasks."""
+    score: Interval | None
+    """Of tasks: 1 for a right answer and 0 for a wrong one, or the benchmark's own score, with a
+    bootstrap interval, or Wilson's where no score is between 0 and 1; None without tasks."""
     bytes_fast: float
     """Held after the prompt on the tier that attention reads, as a share of a full cache's keys and
     values."""
@@ -67,17 +68,24 @@ def _point(
     run: tuple[str, str], rows: Sequence[Row], full: Mapping[_SampleId, Row], seed: int
 ) -> Point:
     distances = [row.kl for row in rows if row.kl is not None]
-    tasks = [row for row in rows if row.is_right is not None]
+    scores = [row.points for row in rows if row.points is not None]
     speeds = list(_speeds(rows, full))
     method, budget = run
     return Point(
         method=method,
         budget=budget,
         kl=Interval.of(distances, seed=seed) if distances else None,
-        answers=share_right(tasks) if tasks else None,
+        score=_score(scores, seed) if scores else None,
         bytes_fast=sum(row.bytes_fast for row in rows) / sum(row.bytes_full for row in rows),
         speed=Spread(tuple(speeds)) if speeds else None,
     )
+
+
+def _score(scores: Sequence[float], seed: int) -> Interval:
+    if not set(scores) <= {0, 1}:
+        return Interval.of(scores, seed=seed)
+    low, high = Share(round(sum(scores)), len(scores)).bounds
+    return Interval(fmean(scores), low, high, len(scores))
 
 
 def _speeds(rows: Iterable[Row], full: Mapping[_SampleId, Row]) -> Iterable[float]:

@@ -17,6 +17,7 @@ from kvfold.bench.chart import COLOURS
 from kvfold.evaluation.fidelity_found import Fidelity
 from kvfold.evaluation.fidelity_settings import FULL
 from kvfold.evaluation.fidelity_tradeoff import Point, frontier, points
+from kvfold.evaluation.statistics import Interval
 
 _MARKERS = "osD^vPX"
 _FULL_MARKER = "*"
@@ -62,14 +63,15 @@ class _Key:
 
 
 def _kl(point: Point) -> Known | None:
-    return None if point.kl is None else (point.kl.mean, point.kl.low, point.kl.high)
+    return _known(point.kl)
 
 
 def _score(point: Point) -> Known | None:
-    if point.answers is None:
-        return None
-    low, high = point.answers.bounds
-    return point.answers.mean, low, high
+    return _known(point.score)
+
+
+def _known(interval: Interval | None) -> Known | None:
+    return None if interval is None else (interval.mean, interval.low, interval.high)
 
 
 def _bytes(point: Point) -> Known | None:
@@ -83,7 +85,7 @@ def _speed(point: Point) -> Known | None:
 
 _QUALITIES = (
     _Axis("KL to full, nats", _kl, more_is_better=False),
-    _Axis("right answers", _score, more_is_better=True),
+    _Axis("score of answers", _score, more_is_better=True),
 )
 _COSTS = (
     _Axis("fast bytes, share of a full cache's", _bytes, more_is_better=False),

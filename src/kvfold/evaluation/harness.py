@@ -27,6 +27,8 @@ from kvfold.cache import CACHE_KEYWORD
 from kvfold.cache.layer import CacheLayer
 from kvfold.errors import BudgetError, ConfigError
 from kvfold.evaluation.continuations import Continuation, batches, score
+from kvfold.evaluation.harness_base import harness_base, require_harness
+from kvfold.evaluation.harness_diffusion import KVFoldDiffusionLM
 from kvfold.evaluation.holdings import Holdings
 from kvfold.models import ensure_default
 
@@ -37,18 +39,7 @@ Request = tuple[tuple[str, str] | None, list[int], list[int]]
 """The texts, or None for a part of a rolling text; tokens of the context and of what follows."""
 
 
-def _base() -> Any:
-    """The model `hf` of lm-eval, a bare object where lm-eval is not installed."""
-    try:
-        from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        if error.name != "lm_eval":
-            raise
-        return object
-    return HFLM
-
-
-_HF: Any = _base()
+_HF: Any = harness_base("lm_eval.models.huggingface", "HFLM")
 
 
 class KVFoldLM(_HF):
@@ -84,7 +75,7 @@ class KVFoldLM(_HF):
             BudgetError: The budget cannot be kept, or is one of bytes.
             UnsupportedModelError: The model keeps its own attention.
         """
-        _require_harness()
+        require_harness(_HF)
         given = dict(options or {})
         for name in [name for name in settings if name.startswith(OPTION)]:
             given[name.removeprefix(OPTION)] = settings.pop(name)
@@ -206,15 +197,16 @@ class KVFoldLM(_HF):
 
 
 def register() -> None:
-    """Make the model known to lm-eval as `kvfold`; doing it again changes nothing.
+    """Make both models known to lm-eval, as `kvfold` and `kvfold-diffusion`; again changes nothing.
 
     Raises:
         ConfigError: lm-eval is not installed.
     """
-    _require_harness()
+    require_harness(_HF)
     from lm_eval.api.registry import model_registry  # pyright: ignore[reportMissingImports]
 
     model_registry.register("kvfold", target=KVFoldLM)
+    model_registry.register("kvfold-diffusion", target=KVFoldDiffusionLM)
 
 
 def _require_budget_of_a_row(budget: str | None) -> None:
@@ -223,12 +215,4 @@ def _require_budget_of_a_row(budget: str | None) -> None:
         raise BudgetError(
             f"{budget} would be shared by the rows of a batch, and scores would depend on their "
             "neighbours: give a share such as 0.25, or tokens such as 512"
-        )
-
-
-def _require_harness() -> None:
-    if _HF is object:
-        raise ConfigError(
-            "lm-eval is not installed: run `make harness` in kvfold's checkout, or "
-            "pip install 'lm-eval>=0.4.13,<0.5'"
         )

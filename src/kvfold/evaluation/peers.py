@@ -256,6 +256,7 @@ def _row(
         budget=answer.budget,
         divergences=answer.divergences,
         agreements=answer.agreements,
+        nll=None,
         tokens_kept=answer.tokens_kept,
         bytes_held=answer.bytes_held,
         bytes_fast=answer.bytes_held,

@@ -46,6 +46,8 @@ HOTPOTQA = Source("hotpotqa.jsonl", "hotpotqa/hotpot_qa", "distractor", "validat
 """Questions of HotpotQA's development set."""
 GSM8K = Source("gsm8k.jsonl", "openai/gsm8k", "main", "test")
 """Problems of GSM8K's test set."""
+EXEMPLARS = 100
+"""So many last problems serve as worked ones, and are never asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +158,22 @@ def problems() -> list[Problem]:
         ConfigError: When they cannot be had.
     """
     try:
-        return [_problem(str(row["question"]), str(row["answer"])) for row in rows_of(GSM8K)]
+        return list(map(problem_of, rows_of(GSM8K)))
     except (KeyError, TypeError, ValueError) as error:
         raise _unfit(GSM8K, "question and answer, which ends with #### and a number") from error
 
 
-def _problem(question: str, answer: str) -> Problem:
-    """The calculator's marks `<<...>>` are for training with a calculator, and are left out."""
-    worked, result = answer.rsplit("####", 1)
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """A row of GSM8K.
+
+    The calculator's marks `<<...>>` are for training with a calculator, and are left out.
+
+    Raises:
+        KeyError, ValueError: When it is not one.
+    """
+    worked, result = str(row["answer"]).rsplit("####", 1)
     plain = re.sub(r"<<.*?>>", "", worked).strip()
-    return Problem(question.strip(), plain, result.strip().replace(",", ""))
+    return Problem(str(row["question"]).strip(), plain, result.strip().replace(",", ""))
 
 
 def _evidence(row: Mapping[str, Any]) -> Iterable[str]:

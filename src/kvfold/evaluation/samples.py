@@ -27,6 +27,7 @@ from kvfold.evaluation.benchmarks import TASKS, draw_task
 from kvfold.evaluation.needles import draw_riddles, multikey, multivalue, single
 from kvfold.evaluation.prose import Prose, built_in, haystack
 from kvfold.evaluation.public_data import (
+    EXEMPLARS,
     GSM8K,
     HOTPOTQA,
     VARIABLE,
@@ -51,8 +52,6 @@ VERSION = 1
 """Of the sets: the same version, data, tokenizer and seed give the same samples."""
 REPEATED = 4
 """The passage that comes again is one part of so many of a prompt of `repetition`."""
-EXEMPLARS = 100
-"""So many last problems serve as worked ones, and are never asked."""
 NEW_TOKENS = 32
 """Most tokens of an answer where a set asks for no more."""
 RULER = "ruler"

@@ -10,15 +10,19 @@
 | `class` | LongBench | 1 by the classes that are named, if the right one is among them |
 | `number`, `paragraph` | LongBench | the share of the numbers named that are the right one |
 | `line` | LongBench | similarity of the first line of code, in whole percent |
-| `first_number`, `word`, `name`, `letter` | InfiniteBench | whether it is the right one |
+| `first_number`, `first_value`, `last_number` | InfiniteBench | whether it is the right one |
+| `word`, `name`, `letter`, `option` | InfiniteBench | the same |
+| `results` | InfiniteBench | the share of a list's numbers before the first wrong one |
 | `any_part`, `all_parts` | RULER | whether one, or what share, of what is expected stands in it |
 | `conclusion` | BBH | whether what follows "the answer is" is exactly right |
+| `final_number` | GSM8K | whether the number after the first `####` is exactly right |
 | `evidence` | HotpotQA | F1 of words; yes and no have to be said alone |
 | `span_zh` | CMRC 2018 | F1 of the longest common stretch of characters |
 
 Of several right answers the best counts. Departures: of classes whose name is a part of the right
 one's none counts, where LongBench sometimes leaves one; words of CMRC 2018 in other scripts are
-divided at blanks and punctuation.
+divided at blanks and punctuation; of `results` the first number said opens the list, and is not
+compared, for every model, where InfiniteBench leaves it out for one alone.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import takewhile
 from statistics import fmean
 
 from kvfold.evaluation.chinese import PUNCTUATION, divide
@@ -96,6 +101,28 @@ def first_number(wanted: str, said: str) -> float:
     return float(re.findall(r"[0-9]+", said)[:1] == [wanted])
 
 
+def first_value(wanted: str, said: str) -> float:
+    """Whether the first number, with its fraction and without a sign, has the right value."""
+    found = re.search(r"\d+(?:\.\d+)?", said)
+    return float(found is not None and float(found[0]) == float(wanted))
+
+
+def last_number(wanted: str, said: str) -> float:
+    """Whether the last word is the right whole number."""
+    *_, last = ["", *re.sub(r"[.`'\":]", " ", said).split()]
+    return float(bool(re.fullmatch(r"[+-]?\d+", last)) and float(last) == float(wanted))
+
+
+def results_share(expected: Sequence[str], said: str, classes: Sequence[str] = ()) -> float:
+    """The share of a list's numbers, without their signs, right before the first wrong one.
+
+    What is expected begins with the list's second number: the first is no result, but an operand.
+    """
+    pairs = zip(expected, re.findall(r"[0-9]+", said)[1:], strict=False)
+    right = takewhile(lambda pair: float(pair[0]) == float(pair[1]), pairs)
+    return sum(1 for _ in right) / len(expected)
+
+
 def has_word(wanted: str, said: str) -> float:
     """Whether it has a word between blanks and punctuation."""
     return float(wanted in re.split(r"[\s:\"'.,?!{}]+", said))
@@ -115,11 +142,23 @@ def letter(expected: Sequence[str], said: str, classes: Sequence[str] = ()) -> f
         return 1.0
     plain = re.sub(r"[\n\"'.,?!{}]", " ", said)
     plain = re.sub(" {2,}", " ", plain)
-    for lead in ("answer is:", "answer:", "answer is", "option is"):
-        if lead in plain:
-            rest = plain.partition(lead)[2][1:]
-            return float(bool(rest) and rest.startswith(tuple(expected)))
+    chosen = _after(plain, ("answer is:", "answer:", "answer is", "option is"), expected)
+    if chosen is not None:
+        return chosen
     return float(next((word for word in plain.split() if word in "ABCD"), None) in expected)
+
+
+def option(expected: Sequence[str], said: str, classes: Sequence[str] = ()) -> float:
+    """Whether an option is chosen: by its letter at the beginning, or by either after a lead.
+
+    Expected are its text and its letter.
+    """
+    said = said.strip()
+    if said[:2] in (f"{expected[1]}.", f"{expected[1]}:"):
+        return 1.0
+    plain = re.sub(r"[\n`'\"*-]|[Oo]ption", " ", said)
+    plain = re.sub(" {2,}", " ", plain)
+    return _after(plain, ("answer is:", "is:", "answer:"), expected) or 0.0
 
 
 def any_part(wanted: str, said: str) -> float:
@@ -136,6 +175,12 @@ def conclusion(wanted: str, said: str) -> float:
     """Whether what follows "the answer is", up to the end of the line, is exactly right."""
     found = re.search(r"the answer is (.*)", said)
     return float(found is not None and found[1].strip().removesuffix(".") == wanted)
+
+
+def final_number(wanted: str, said: str) -> float:
+    """Whether the number after the first "#### ", without its commas, is exactly right."""
+    found = re.search(r"#### (-?[0-9.,]+)", said)
+    return float(found is not None and found[1].replace(",", "") == wanted)
 
 
 def evidence_f1(wanted: str, said: str) -> float:
@@ -166,6 +211,12 @@ def _best_of(
 def _class_share(right: str, said: str, classes: Sequence[str]) -> float:
     named = [each for each in classes if each in said and (each == right or each not in right)]
     return 1 / len(named) if right in named else 0.0
+
+
+def _after(plain: str, leads: Iterable[str], expected: Sequence[str]) -> float | None:
+    """Whether something expected stands after the first lead that is there; None without one."""
+    lead = next((each for each in leads if each in plain), None)
+    return None if lead is None else float(plain.partition(lead)[2][1:].startswith(tuple(expected)))
 
 
 def _f1(wanted: Iterable[str], found: Iterable[str]) -> float:
@@ -206,9 +257,14 @@ METRICS: dict[str, Metric] = {
     "word": Metric(_best(has_word)),
     "name": Metric(_best(has_name)),
     "letter": Metric(letter),
+    "option": Metric(option),
+    "first_value": Metric(_best(first_value)),
+    "last_number": Metric(_best(last_number)),
+    "results": Metric(results_share, is_graded=True),
     "any_part": Metric(_best(any_part)),
     "all_parts": Metric(all_parts),
     "conclusion": Metric(_best(conclusion)),
+    "final_number": Metric(_best(final_number)),
     "evidence": Metric(_best(evidence_f1), is_graded=True),
     "span_zh": Metric(_best(span_zh_f1), is_graded=True),
 }

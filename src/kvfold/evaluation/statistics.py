@@ -36,6 +36,10 @@ class Interval:
         bounds = values[picks].mean(dim=1).quantile(torch.tensor([0.025, 0.975]).double())
         return cls(float(values.mean()), float(bounds[0]), float(bounds[1]), len(values))
 
+    def exp(self) -> Interval:
+        """The same of the exponential: its geometric mean, whose bounds go with the mean's."""
+        return Interval(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -126,13 +126,43 @@ def open_corpus(
         >>> corpus.excerpt(0, "train").tokens.shape
         torch.Size([1024])
     """
-    if length < SHORTEST:
-        raise ConfigError(f"excerpts of {length} tokens are too short: give at least {SHORTEST}")
-    weights = _weights(sources)
-    opened = _open(list(weights), tokenizer, length)
-    return Corpus(
-        {name: (opened[name], weight) for name, weight in weights.items()}, length=length, seed=seed
-    )
+    return open_corpora(sources, tokenizer, lengths=[length], seed=seed)[0]
+
+
+def open_corpora(
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lengths: Sequence[int],
+    seed: int,
+) -> list[Corpus]:
+    """The same sources in excerpts of several lengths: all hold out the same text for validation.
+
+    Excerpts of one number are made of the same draws whatever their length, and may share names,
+    facts and text: give numbers to one length or another to have none twice.
+
+    Args:
+        sources: As for `open_corpus`.
+        tokenizer: Of the model.
+        lengths: Tokens of an excerpt of each corpus, at least one.
+        seed: Of the drawing.
+
+    Returns:
+        A corpus of each length.
+
+    Raises:
+        ConfigError: When a source is missing, cannot be read or is too short.
+    """
+    if min(lengths) < SHORTEST:
+        raise ConfigError(
+            f"excerpts of {min(lengths)} tokens are too short: give at least {SHORTEST}"
+        )
+    weights, corpora = _weights(sources), []
+    for length in lengths:
+        opened = _open(list(weights), tokenizer, length, longest=max(lengths))
+        weighted = {name: (opened[name], weight) for name, weight in weights.items()}
+        corpora.append(Corpus(weighted, length=length, seed=seed))
+    return corpora
 
 
 class _Text:
@@ -205,9 +235,12 @@ def _parse(source: str) -> tuple[str, float]:
     return weighted["name"], weight
 
 
-def _open(names: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> dict[str, _Source]:
+def _open(
+    names: list[str], tokenizer: PreTrainedTokenizerBase, length: int, *, longest: int
+) -> dict[str, _Source]:
+    """Sources by name; blocks are cut for the longest excerpts that any corpus of them has."""
     opened: dict[str, _Source] = {}
-    count = length - len(leading_tokens(tokenizer))
+    count = longest - len(leading_tokens(tokenizer))
     if {"reference", "retrieval", "records", "quiz"} & set(names):
         # Prose around hidden facts may be joined, so that it need not be as long as a prompt.
         excerpt = count if "reference" in names else 0

@@ -61,14 +61,16 @@ def calibrate(
     Args:
         producer: Reads prefixes.
         consumer: Goes on from them: of the same shapes, attached.
-        texts: Token ids, `[T]` each; the last `2 * settings.probes` are measured on.
+        texts: Token ids, `[T]` each, of any lengths; the last `2 * settings.probes` are measured
+            on: texts that choices are made by, then as many for the result.
         payload: Most bytes of a message as a share of the prefix's keys and values in bfloat16,
             headers included, for prefixes of `settings.tokens`.
         max_kl: Most divergence of the consumer's predictions, in nats, at as few bytes as can be;
             on the texts that the choices are made by. On others it may be more: it is measured on
             as many, recorded as `divergence`, and warned of where it exceeds the target.
         settings: How; the defaults without it.
-        refine: More texts, on which decoders are taught by the consumer's predictions at last.
+        refine: More texts, of any lengths, on which decoders are taught by the consumer's
+            predictions at last.
         folder: Keeps the state, so that the same call goes on where it stopped.
         on_progress: Told where the calibration stands.
 
@@ -130,11 +132,16 @@ def _require_texts(
             f"{len(texts)} texts are too few: give at least {measured + 1}, of which {measured} "
             "are measured on; 100 and more are better"
         )
-    for index, text in enumerate([*texts, *refine]):
+    read = len(texts) - measured
+    named = [
+        *((f"text {i}", text, 1 if i < read else shortest) for i, text in enumerate(texts)),
+        *((f"text {i} to refine on", text, shortest) for i, text in enumerate(refine)),
+    ]
+    for name, text, least in named:
         if text.ndim != 1 or text.is_floating_point():
-            raise ConfigError(f"text {index} is not a row of token ids [T]: tokenize it first")
-        if len(text) < (shortest if index >= len(texts) - measured else 1):
+            raise ConfigError(f"{name} is not a row of token ids [T]: tokenize it first")
+        if len(text) < least:
             raise ConfigError(
-                f"text {index} has {len(text)} tokens: those that are measured or refined on need "
-                f"at least {shortest}, all others 1"
+                f"{name} has {len(text)} tokens: those that are measured or refined on need at "
+                f"least {shortest}, all others 1"
             )

@@ -12,7 +12,6 @@ payload and producer are not concerned.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from kvfold.ops.divergence import kl_divergence
 from kvfold.ops.ridge import Moments
 from kvfold.tensorfile import digest_of
 from kvfold.training import CHECKPOINT, StepOutcome, TrainingRecord, TrainingSettings, train
+from kvfold.transfer.batches import batches
 from kvfold.transfer.coder import (
     Coder,
     Reuse,
@@ -58,7 +58,7 @@ class Lesson:
     moments: Mapping[Place, Moments]
     """Of rows [code as received | consumer's] of each place."""
     texts: Sequence[torch.Tensor]
-    """Token ids, `[T]` each."""
+    """Token ids, `[T]` each, of any lengths."""
     probes: Probes
     """Tell how well."""
 
@@ -83,7 +83,7 @@ def refined(
         KVFoldError: When a divergence is no number.
     """
     learner = DecoderLearner(lesson, settings)
-    steps = math.ceil(len(lesson.texts) / settings.batch)
+    steps = learner.steps
     how = TrainingSettings(
         steps=steps,
         learning_rate=settings.learning_rate,
@@ -211,6 +211,7 @@ class DecoderLearner:
         """Start with what least squares found."""
         self._pair, self._texts, self._probes = lesson.pair, lesson.texts, lesson.probes
         self._settings, self._patched = settings, patched(lesson.coders)
+        self._batches = batches(lesson.texts, settings.batch)
         first, second = (end.model.device for end in (self._pair.producer, self._pair.consumer))
         self._encoders = [moved(coder, first) for coder in lesson.coders]
         self._decoders = Decoders([moved(c, second) for c in lesson.coders], lesson.moments)
@@ -221,16 +222,18 @@ class DecoderLearner:
         return self._decoders
 
     @property
+    def steps(self) -> int:
+        """Updates that take each text once."""
+        return len(self._batches)
+
+    @property
     def criterion(self) -> str:
         """Divergence on the probes."""
         return "divergence"
 
     def step(self, index: int, generator: torch.Generator) -> StepOutcome:
-        """Texts that no other step sees."""
-        first = index * self._settings.batch
-        texts = self._texts[first : first + self._settings.batch]
-        length = min(map(len, texts))
-        return StepOutcome(self._loss(torch.stack([text[-length:] for text in texts])), {})
+        """Texts of one length that no other step sees."""
+        return StepOutcome(self._loss(self._batches[index]), {})
 
     def validate(self) -> Mapping[str, float]:
         """Divergence of the coders as they would be kept."""

@@ -320,6 +320,7 @@ class Run:
             "target": {"payload": self._target.payload, "max_kl": self._target.divergence},
             "identity": self._identity,
             "texts": len(self._texts),
+            "lengths": sorted(set(map(len, self._texts))),
             "bits": codec.bits,
             "payload": codec.share(settings.tokens),
             "patched": codec.patched,

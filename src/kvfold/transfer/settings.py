@@ -18,7 +18,7 @@ class RefineSettings:
     """How decoders are taught."""
 
     batch: int = 2
-    """Texts of an update."""
+    """Most texts of an update; all are of one length."""
     learning_rate: float = 3e-4
     """AdamW's highest; it falls to 0 along a cosine. Channels and states count in their spreads."""
     check_every: int = 10

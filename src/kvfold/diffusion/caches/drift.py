@@ -21,6 +21,7 @@ from kvfold.diffusion.canvas import Canvas
 from kvfold.diffusion.decoder import Angles, Layer
 from kvfold.diffusion.flow import Flow, KVStore, Outputs
 from kvfold.diffusion.model import DiffusionModel, visibility
+from kvfold.diffusion.parts import part
 
 Recomputed = Literal["all", "selected"]
 """Tokens whose keys and values are recomputed: all that flow, or those selected."""
@@ -156,7 +157,8 @@ class DriftState(CacheState):
         if self._counts[index] < self._tokens:
             inside = slice(self._start - ground.flow.start, None)
             if self._rules.signal is not None:
-                self._signals[index] = self._rules.signal(index, normed[:, inside])
+                with part("selection"):
+                    self._signals[index] = self._rules.signal(index, normed[:, inside])
             kept = output - hidden if self._rules.residual == "change" else output
             self._kept[index] = kept[:, inside].clone()
         return output
@@ -166,7 +168,8 @@ class DriftState(CacheState):
     ) -> torch.Tensor:
         """What has drifted through a layer; its output for all that flows, `[B, F, M]`."""
         normed = layer.attention_norm(hidden)
-        chosen = self._select(index, layer, normed, ground)
+        with part("selection"):
+            chosen = self._select(index, layer, normed, ground)
         mine = ground.of(chosen)
         picked, selected = at(hidden, chosen), at(normed, chosen)
         if self._rules.recomputed == "all":
