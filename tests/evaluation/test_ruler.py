@@ -140,7 +140,7 @@ def test_needles_stand_at_their_depths_at_any_length(
         sentences = sum(
             len(f" A secret number of {key} is: {value}.") for key, value in needles(name, document)
         )
-        slack = (sentences + 900) / len(document)
+        slack = (sentences + 700) / len(document)
         assert len(sample.prompt) == length
         assert sample.depth == index / (depths - 1)
         assert begin / len(document) == pytest.approx(sample.depth, abs=slack)
